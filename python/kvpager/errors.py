@@ -1,0 +1,137 @@
+"""The errors of kvpager.
+
+Every error derives from :class:`KvPagerError` and from the builtin that a caller would expect in its place. The
+constructor arguments are the numbers themselves; they stay in ``args``, so an error survives pickling between a
+scheduler and its workers, and ``repr`` shows how to build it again.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AllocationError",
+    "ConfigError",
+    "ForkedProcess",
+    "KvPagerError",
+    "NeverFits",
+    "OutOfBlocks",
+    "Poisoned",
+    "StaleHandle",
+    "TokenError",
+    "TokenTypeError",
+    "TransferError",
+]
+
+
+class KvPagerError(Exception):
+    """Base of every error that kvpager raises on purpose."""
+
+
+class OutOfBlocks(KvPagerError, RuntimeError):
+    """The call needs more blocks than are free or evictable now. Nothing was changed."""
+
+    def __init__(self, needed: int, free: int, evictable: int, total: int, rows: tuple[int, ...] = ()) -> None:
+        rows = tuple(rows)
+        super().__init__(needed, free, evictable, total, rows)
+        self.needed = needed
+        self.free = free
+        self.evictable = evictable
+        self.total = total
+        self.rows = rows
+
+    def __str__(self) -> str:
+        where = f" for rows {', '.join(map(str, self.rows))}" if self.rows else ""
+        return (
+            f"needed {self.needed} blocks{where}, but {self.free} are free and {self.evictable} evictable"
+            f" of {self.total}: release or preempt a sequence, then try again"
+        )
+
+
+class NeverFits(KvPagerError, ValueError):
+    """The request is larger than the whole pool, so waiting cannot help. Nothing was changed."""
+
+    def __init__(self, needed: int, usable: int) -> None:
+        super().__init__(needed, usable)
+        self.needed = needed
+        self.usable = usable
+
+    def __str__(self) -> str:
+        return (
+            f"the request needs {self.needed} blocks, but the whole pool has {self.usable} usable ones:"
+            " shorten it or build a larger pager"
+        )
+
+
+class StaleHandle(KvPagerError, ValueError):
+    """The sequence is in no state for this call: it was released or preempted, or it is running."""
+
+    def __init__(self, sequence_id: int, state: str, call: str) -> None:
+        super().__init__(sequence_id, state, call)
+        self.sequence_id = sequence_id
+        self.state = state
+        self.call = call
+
+    def __str__(self) -> str:
+        what = {
+            "released": "was released and holds nothing any more: admit its tokens again",
+            "preempted": "was preempted and holds no blocks: resume it first",
+            "running": "is running: only a preempted sequence can be resumed",
+        }.get(self.state, f"is {self.state}")
+        return f"{self.call} refused: sequence {self.sequence_id} {what}"
+
+
+class ConfigError(KvPagerError, ValueError):
+    """A limit of the pager's configuration, of an identity or of a namespace was passed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class TokenError(KvPagerError, ValueError):
+    """A token is outside 0..2^31-1, or there is none where one is needed. Nothing was changed."""
+
+    def __init__(self, message: str, position: int | None = None, value: object = None) -> None:
+        super().__init__(message, position, value)
+        self.message = message
+        self.position = position
+        self.value = value
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class TokenTypeError(TokenError, TypeError):
+    """Tokens of a kind that is never accepted: floats, bools, nested lists, more than one dimension, other bytes orders."""
+
+
+class TransferError(KvPagerError, RuntimeError):
+    """A transfer between tiers failed. Reserved: this version moves nothing between tiers."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class Poisoned(KvPagerError, RuntimeError):
+    """An earlier call hit a bug inside the pager; its state cannot be trusted, so every later call is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "an earlier call failed inside the pager and may have left it half changed: build a new one"
+
+
+class ForkedProcess(KvPagerError, RuntimeError):
+    """The pager was made before ``os.fork()`` and is used in the child, where its lock and its blocks mean nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "this pager belongs to the parent process: build a pager after os.fork(), or start workers with spawn"
+
+
+class AllocationError(KvPagerError, MemoryError):
+    """The operating system refused memory for the pager's own tables."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
