@@ -35,7 +35,9 @@ def content_tokens(digest: bytes, n: int) -> npt.NDArray[np.int32]:
     if not isinstance(digest, bytes):
         raise TypeError(f"digest must be bytes, not {type(digest).__name__}")
     if len(digest) != _DIGEST_BYTES:
-        raise ValueError(f"digest must have {_DIGEST_BYTES} bytes, not {len(digest)}: hash the content, with SHA-256 say")
+        raise ValueError(
+            f"digest must have {_DIGEST_BYTES} bytes, not {len(digest)}: hash the content, with SHA-256 say"
+        )
     n = operator.index(n)
     if not _TOKENS_MIN <= n <= _TOKENS_MAX:
         raise ValueError(f"n must be {_TOKENS_MIN}..{_TOKENS_MAX}, not {n}")

@@ -1,0 +1,135 @@
+"""The prefix index: for each namespace a trie with one node for each full, computed block.
+
+A child is found by the tokens of its block themselves, so a hit is exact by construction (I3), and it hangs below the
+node of the block before it, so it can only be reached through its whole prefix (I6). Children keep the order in which
+they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..types import Namespace
+
+FIRST_CONTENT_TOKEN = 2**30
+
+
+class Root:
+    """The top of one namespace. It exists as long as it has a child, so namespaces may come and go (L14)."""
+
+    __slots__ = ("children", "key", "namespace")
+
+    def __init__(self, key: bytes, namespace: Namespace) -> None:
+        self.key = key
+        self.namespace = namespace
+        self.children: dict[tuple[int, ...], Node] = {}
+
+
+class Node:
+    """One block that is indexed, or was indexed and is still held after ``forget`` or ``reset``."""
+
+    __slots__ = ("block", "children", "hits", "idle_since", "indexed", "marked", "parent", "tokens")
+
+    def __init__(self, parent: Node | Root, tokens: tuple[int, ...], block: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.block = block
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.indexed = True
+        self.hits = 0
+        self.marked = False
+        self.idle_since = 0
+
+    @property
+    def above(self) -> Node | None:
+        """The node of the block before this one."""
+        return self.parent if isinstance(self.parent, Node) else None
+
+
+class Index:
+    """All namespaces of one pager."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.roots: dict[bytes, Root] = {}
+
+    def walk(self, key: bytes, path: list[Node], tokens: list[int], stop: int) -> list[Node]:
+        """The nodes that go on from the end of ``path`` with the blocks of ``tokens``, up to block ``stop``."""
+        found: list[Node] = []
+        parent = path[-1] if path else self.roots.get(key)
+        for number in range(len(path), stop):
+            if parent is None:
+                break
+            parent = parent.children.get(self.block_tokens(tokens, number))
+            if parent is None:
+                break
+            found.append(parent)
+        return found
+
+    def match(self, key: bytes, tokens: list[int]) -> list[Node]:
+        """The path that an admit of ``tokens`` hits. The last token is never hit: somebody has to compute it."""
+        path = self.walk(key, [], tokens, (len(tokens) - 1) // self.block_size)
+        while path and inside_run(tokens, len(path) * self.block_size):
+            first = run_start(tokens, len(path) * self.block_size)
+            del path[first // self.block_size :]
+        return path
+
+    def block_tokens(self, tokens: list[int], number: int) -> tuple[int, ...]:
+        """The tokens of one full block."""
+        return tuple(tokens[number * self.block_size : (number + 1) * self.block_size])
+
+    def add(self, key: bytes, namespace: Namespace, path: list[Node], tokens: tuple[int, ...], block: int) -> Node:
+        """Index ``block`` below the end of ``path``, or as a first block of the namespace."""
+        parent: Node | Root
+        if path:
+            parent = path[-1]
+        else:
+            parent = self.roots.setdefault(key, Root(key, namespace))
+        node = parent.children[tokens] = Node(parent, tokens, block)
+        return node
+
+    def detach(self, node: Node) -> None:
+        """Take a node away from its parent, so that nothing finds it or what is below it any more."""
+        parent = node.parent
+        del parent.children[node.tokens]
+        if isinstance(parent, Root) and not parent.children:
+            del self.roots[parent.key]
+
+    def nodes(self) -> Iterator[Node]:
+        """Every indexed node, parents first."""
+        pending = [node for root in self.roots.values() for node in root.children.values()]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values())
+
+
+def post_order(top: Node) -> list[Node]:
+    """``top`` and all nodes below it: children before their parent, siblings by creation. No recursion (L8)."""
+    order: list[Node] = []
+    pending = [(top, iter(list(top.children.values())))]
+    while pending:
+        node, children = pending[-1]
+        child = next(children, None)
+        if child is None:
+            order.append(node)
+            pending.pop()
+        else:
+            pending.append((child, iter(list(child.children.values()))))
+    return order
+
+
+def inside_run(tokens: list[int], position: int) -> bool:
+    """Whether a block that ends at ``position`` would cut a run of content tokens in two."""
+    return (
+        0 < position < len(tokens)
+        and tokens[position - 1] >= FIRST_CONTENT_TOKEN
+        and tokens[position] >= FIRST_CONTENT_TOKEN
+    )
+
+
+def run_start(tokens: list[int], position: int) -> int:
+    """The first position of the run of content tokens that reaches up to ``position``."""
+    while position > 0 and tokens[position - 1] >= FIRST_CONTENT_TOKEN:
+        position -= 1
+    return position

@@ -1,0 +1,102 @@
+"""What callers pass in, checked and turned into plain lists and bytes before anything changes."""
+
+from __future__ import annotations
+
+import operator
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, TokenError, TokenTypeError
+from ..types import Namespace
+
+TOKEN_MAX = 2**31 - 1
+NAMESPACE_BYTES_MAX = 65_536
+
+_KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_SWAPPED = (">", "!") if sys.byteorder == "little" else ("<",)
+
+
+def as_token(value: object, position: int | None = None) -> int:
+    """One token as an int."""
+    where = "" if position is None else f" at position {position}"
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TokenTypeError(f"token{where} must be an integer, not {value!r:.80}", position, _plain(value))
+    try:
+        token = operator.index(value)
+    except TypeError:
+        # An array has __index__ and only finds out in the call that it has more than one value.
+        raise TokenTypeError(f"token{where} must be an integer, not {value!r:.80}", position, _plain(value)) from None
+    if not 0 <= token <= TOKEN_MAX:
+        raise TokenError(f"token{where} must be 0..{TOKEN_MAX}, not {token}", position, token)
+    return token
+
+
+def as_tokens(tokens: object) -> list[int]:
+    """Many tokens as a list of ints: from a list, a tuple, or any one-dimensional buffer of integers."""
+    if isinstance(tokens, (list, tuple)):
+        return [as_token(value, position) for position, value in enumerate(tokens)]
+    try:
+        view = memoryview(tokens)  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):
+        kind = type(tokens).__name__
+        raise TokenTypeError(f"tokens must be a list, a tuple or a buffer of integers, not {kind}") from None
+    return _from_buffer(view)
+
+
+def as_prompt(tokens: object) -> list[int]:
+    """Tokens of a prompt, which needs at least one: the last token is always computed."""
+    prompt = as_tokens(tokens)
+    if not prompt:
+        raise TokenError("the prompt is empty: it needs at least one token")
+    return prompt
+
+
+def encode_namespace(namespace: Namespace) -> bytes:
+    """The bytes that stand for a namespace. Fields are typed and length-prefixed, so that no two namespaces collide."""
+    if isinstance(namespace, bytes):
+        encoded = b"\x00" + namespace
+    elif isinstance(namespace, tuple):
+        encoded = b"\x01" + b"".join(_encode_pair(pair) for pair in namespace)
+    else:
+        raise TypeError(f"namespace must be bytes or a tuple of (kind, bytes) pairs, not {type(namespace).__name__}")
+    if len(encoded) > NAMESPACE_BYTES_MAX:
+        raise ConfigError(f"namespace must have at most {NAMESPACE_BYTES_MAX} bytes encoded, not {len(encoded)}")
+    return encoded
+
+
+def _encode_pair(pair: object) -> bytes:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(f"namespace must hold (kind, bytes) pairs, not {pair!r:.80}")
+    kind, value = pair
+    if not isinstance(kind, str) or not isinstance(value, bytes):
+        raise TypeError(f"a namespace pair must be (str, bytes), not {pair!r:.80}")
+    if not _KIND.fullmatch(kind):
+        raise ConfigError(f"a namespace kind must be 1 to 64 ASCII letters, digits, '_', '-' or '.', not {kind!r:.80}")
+    fields = (kind.encode(), value)
+    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+
+def _from_buffer(view: memoryview) -> list[int]:
+    if view.format[:1] in _SWAPPED and view.itemsize > 1:
+        raise TokenTypeError(f"tokens must have native byte order, not format {view.format!r}")
+    if view.ndim != 1:
+        raise TokenTypeError(f"tokens must have one dimension, not {view.ndim}")
+    try:
+        values = np.asarray(view)
+    except (TypeError, ValueError, NotImplementedError):
+        raise TokenTypeError(f"tokens must be integers, not format {view.format!r}") from None
+    if values.dtype.kind not in "iu":
+        raise TokenTypeError(f"tokens must be integers, not {values.dtype}")
+    bad = np.flatnonzero((values < 0) | (values > TOKEN_MAX))
+    if bad.size:
+        as_token(values[bad[0]], int(bad[0]))
+    found: list[int] = values.tolist()
+    return found
+
+
+def _plain(value: object) -> Any:
+    """A value that an error can carry through pickle, whatever the caller had passed."""
+    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)[:80]

@@ -1,0 +1,298 @@
+"""The pager: where admission, the pool, the index and the sequences meet."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections import deque
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError, NeverFits, OutOfBlocks
+from ..types import Namespace, PrefixMatch, Stats, Tokens
+from .check import check
+from .dump import dump
+from .index import Index, Node, post_order
+from .inputs import as_prompt, as_tokens, encode_namespace
+from .policy import POLICIES
+from .pool import Counters, Pool
+from .record import Record, num_blocks
+from .sequence import Sequence
+
+BLOCKS_LIMIT = 2**31
+BLOCK_SIZE_MAX = 1024
+TOKENS_LIMIT = 2**40
+IDENTITY_BYTES_MAX = 65_536
+
+T = TypeVar("T")
+
+
+class Pager:
+    """A pool of KV blocks with a prefix cache."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        policy: str = "lru",
+        watermark: float = 0.0,
+        identity: bytes = b"",
+        seed: int | None = None,
+        null_block: bool = False,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.num_blocks = _integer("num_blocks", num_blocks, 1, BLOCKS_LIMIT - 1)
+        self.block_size = _integer("block_size", block_size, 1, BLOCK_SIZE_MAX)
+        if self.num_blocks * self.block_size >= TOKENS_LIMIT:
+            raise ConfigError(f"num_blocks * block_size must be below 2^40, not {self.num_blocks * self.block_size}")
+        self.policy = _instance("policy", policy, str)
+        if policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r:.80}")
+        self.watermark = _fraction("watermark", watermark)
+        self.identity = _identity(identity)
+        # Dictionaries of tuples of ints need no key, so the seed is only kept to be read back: no answer depends on it.
+        self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else _integer("seed", seed, 0, 2**64 - 1)
+        self.null_block = _instance("null_block", null_block, bool)
+        self.prefix_cache = _instance("prefix_cache", prefix_cache, bool)
+        if self._usable < 1:
+            raise ConfigError("num_blocks must be at least 2 with a null block, not 1")
+
+        self._counters = Counters()
+        self._index = Index(self.block_size)
+        self._policy = POLICIES[policy](self.num_blocks)
+        self._pool = Pool(self.num_blocks, int(self.null_block), self._index, self._policy, self._counters)
+        self._records: dict[int, Record] = {}
+        self._next_id = 0
+        # Handles that the garbage collector took. Appending is one atomic step, so a destructor needs no lock.
+        self._dropped: deque[Record] = deque()
+
+    def __repr__(self) -> str:
+        return (
+            f"kvpager.reference.Pager(num_blocks={self.num_blocks}, block_size={self.block_size},"
+            f" policy={self.policy!r}, watermark={self.watermark!r}, identity={self.identity!r}, seed={self.seed},"
+            f" null_block={self.null_block}, prefix_cache={self.prefix_cache})"
+        )
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks without content."""
+        return len(self._pool.free)
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Cached blocks, all of which eviction could free."""
+        return len(self._policy)
+
+    # Admission.
+
+    def admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> Sequence:
+        """Start a sequence: take what is cached of its prompt, and blocks for the rest; all or nothing."""
+        self._drain()
+        tokens, key = as_prompt(prompt), encode_namespace(namespace)
+        record = Record(self._next_id, tokens, namespace, key, _instance("pin", pin, bool))
+        path = self._admissible(record)
+        record.take_path(self._pool, path, num_blocks(len(tokens), self.block_size))
+        for node in path:
+            node.hits += 1
+            self._policy.hit(node)
+        self._counters.admitted_sequences += 1
+        self._counters.queried_tokens += len(tokens)
+        self._counters.hit_tokens += record.num_cached
+        return self._register(record)
+
+    def try_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> Sequence | None:
+        """``admit``, or None where that raises OutOfBlocks. A prompt that never fits still raises."""
+        try:
+            return self.admit(prompt, namespace=namespace, pin=pin)
+        except OutOfBlocks:
+            return None
+
+    def can_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> bool:
+        """Whether the same ``admit`` would succeed now. Changes nothing."""
+        tokens, key = as_prompt(prompt), encode_namespace(namespace)
+        record = Record(self._next_id, tokens, namespace, key, _instance("pin", pin, bool))
+        try:
+            self._find(record)
+        except (OutOfBlocks, NeverFits):
+            return False
+        return True
+
+    def match(self, prompt: Tokens, *, namespace: Namespace = b"") -> PrefixMatch:
+        """What an admit would hit now. Changes nothing, not even recency."""
+        tokens, key = as_prompt(prompt), encode_namespace(namespace)
+        hit = len(self._index.match(key, tokens))
+        return PrefixMatch(hit * self.block_size, hit)
+
+    # The whole pool.
+
+    def take_copies(self) -> npt.NDArray[np.int32]:
+        """The copies to run before the next kernel, (source, target) a row."""
+        self._drain()
+        pairs = self._pool.take_copies()
+        self._counters.copies += len(pairs)
+        return np.array(pairs, dtype=np.int32).reshape(-1, 2)
+
+    def reset(self, identity: bytes | None = None) -> None:
+        """Nothing that is cached now can hit again. Running sequences go on."""
+        self._drain()
+        if identity is not None:
+            self.identity = _identity(identity)
+        for record in self._records.values():
+            record.publishes = False
+        self._pool.forget_all()
+
+    def forget(self, tokens: Tokens, *, namespace: Namespace = b"") -> int:
+        """Take the last block of this path and all below it out of the prefix cache; how many blocks that were."""
+        self._drain()
+        path_tokens, key = as_tokens(tokens), encode_namespace(namespace)
+        stop, rest = divmod(len(path_tokens), self.block_size)
+        if rest or not stop:
+            raise ValueError(
+                f"forget needs a positive multiple of {self.block_size} (block_size) tokens, not {len(path_tokens)}"
+            )
+        path = self._index.walk(key, [], path_tokens, stop)
+        if len(path) < stop:
+            return 0
+        gone = post_order(path[-1])
+        self._index.detach(path[-1])
+        self._pool.forget(gone)
+        for record in self._records.values():
+            if record.path and not record.path[-1].indexed:
+                record.publishes = False
+        return len(gone)
+
+    def stats(self) -> Stats:
+        """Blocks and sequences by state now, and the cumulative counters."""
+        free, cached, reserved = len(self._pool.free), len(self._policy), self._pool.num_reserved
+        preempted = sum(record.state == "preempted" for record in self._records.values())
+        counters = self._counters
+        return Stats(
+            total_blocks=self.num_blocks,
+            free_blocks=free,
+            cached_blocks=cached,
+            active_blocks=self.num_blocks - free - cached - reserved,
+            reserved_blocks=reserved,
+            evictable_blocks=cached,
+            running_sequences=len(self._records) - preempted,
+            preempted_sequences=preempted,
+            **{name: getattr(counters, name) for name in counters.__slots__},
+        )
+
+    def check(self) -> list[str]:
+        """Recount everything; every violation of a promise, with its id. Empty if all is well."""
+        return check(self._pool, self._records)
+
+    def dump(self, full: bool = False) -> str:
+        """The prefix cache drawn as text; ``full`` adds everything else that decides later answers."""
+        return dump(self._pool, self._records, self._next_id, full)
+
+    # What a sequence's handle calls.
+
+    def _drain(self) -> None:
+        """Release the dropped handles, in the order in which they were dropped."""
+        while self._dropped:
+            self._release(self._dropped.popleft())
+            self._counters.dropped_handles += 1
+
+    def _require(self, needed: int) -> None:
+        free, evictable = len(self._pool.free), len(self._policy)
+        if needed > free + evictable:
+            self._counters.refused_calls += 1
+            raise OutOfBlocks(needed, free, evictable, self.num_blocks)
+
+    def _release(self, record: Record) -> None:
+        record.let_go(self._pool)
+        record.state = "released"
+        del self._records[record.id]
+        self._counters.clock_ticks += 1
+
+    def _preempt(self, record: Record) -> None:
+        record.let_go(self._pool)
+        record.state = "preempted"
+        record.committed_at_preempt = record.num_committed
+        record.num_cached = record.num_committed = 0
+        self._counters.preemptions += 1
+
+    def _resume(self, record: Record) -> None:
+        path = self._admissible(record)
+        record.take_path(self._pool, path, num_blocks(len(record.tokens), self.block_size))
+        record.state = "running"
+        record.publishes = True
+        self._counters.recomputed_tokens += max(0, record.committed_at_preempt - record.num_cached)
+
+    def _fork(self, record: Record) -> Sequence:
+        return self._register(record.fork(self._pool, self._next_id))
+
+    def _register(self, record: Record) -> Sequence:
+        self._records[record.id] = record
+        self._next_id += 1
+        return Sequence._make(self, record)
+
+    # Helpers.
+
+    @property
+    def _usable(self) -> int:
+        return self.num_blocks - int(self.null_block)
+
+    def _admissible(self, record: Record) -> list[Node]:
+        try:
+            return self._find(record)
+        except (OutOfBlocks, NeverFits):
+            self._counters.refused_calls += 1
+            raise
+
+    def _find(self, record: Record) -> list[Node]:
+        """The path that the record's tokens hit, if the rest of the blocks can be had."""
+        total = num_blocks(len(record.tokens), self.block_size)
+        if total > self._usable:
+            raise NeverFits(total, self._usable)
+        path = self._index.match(record.key, record.tokens)
+        needed = total - len(path)
+        free = len(self._pool.free)
+        evictable = len(self._policy) - sum(not self._pool.holds[node.block] for node in path)
+        if needed > free + evictable:
+            raise OutOfBlocks(needed, free, evictable, self.num_blocks)
+        reserve = math.ceil(self.watermark * self._usable)
+        if needed + reserve > free + evictable and self._others_run(record):
+            raise OutOfBlocks(needed + reserve, free, evictable, self.num_blocks)
+        return path
+
+    def _others_run(self, record: Record) -> bool:
+        return any(
+            other.state == "running" and not other.pinned for other in self._records.values() if other is not record
+        )
+
+
+def _instance(name: str, value: T, kind: type) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _fraction(name: str, value: float) -> float:
+    if isinstance(value, (bool, str, bytes)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    value = float(value)
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be a fraction of 0..1, not {value}")
+    return value
+
+
+def _integer(name: str, value: int, low: int, high: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be int, not bool")
+    value = operator.index(value)
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must be {low}..{high}, not {value}")
+    return value
+
+
+def _identity(identity: bytes) -> bytes:
+    _instance("identity", identity, bytes)
+    if len(identity) > IDENTITY_BYTES_MAX:
+        raise ConfigError(f"identity must have at most {IDENTITY_BYTES_MAX} bytes, not {len(identity)}")
+    return identity

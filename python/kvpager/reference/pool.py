@@ -1,0 +1,170 @@
+"""Blocks: which are free, who holds the others, and which copies wait between them.
+
+A hold on a block that is or was indexed keeps the blocks above it, too. It is stored as one count: a node with a holder
+is itself one holder of its parent. So a sequence holds its whole path by its last block, and letting go of that block
+lets go of what nobody else needs, deepest first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from .index import Index, Node
+from .policy import Policy
+
+
+@dataclass(slots=True)
+class Counters:
+    """The cumulative part of Stats, in its order."""
+
+    clock_ticks: int = 0
+    admitted_sequences: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    evicted_blocks: int = 0
+    evicted_idle_ticks: int = 0
+    evicted_hits: int = 0
+    copies: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    dropped_handles: int = 0
+    refused_calls: int = 0
+    noop_calls: int = 0
+
+
+class Pool:
+    """The frames of one pager."""
+
+    def __init__(self, num_blocks: int, first_usable: int, index: Index, policy: Policy, counters: Counters) -> None:
+        self.num_blocks = num_blocks
+        self.num_reserved = first_usable
+        self.index = index
+        self.policy = policy
+        self.counters = counters
+        # The top of the stack is the right end; a reset puts its blocks below all others, at the left end.
+        self.free: deque[int] = deque(range(num_blocks - 1, first_usable - 1, -1))
+        self.holds = [0] * num_blocks
+        self.reads = [0] * num_blocks
+        self.nodes: list[Node | None] = [None] * num_blocks
+        self.copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
+
+    def hold(self, block: int) -> None:
+        """One more holder. A cached block is active from now on, and so is what lies above it."""
+        while True:
+            self.holds[block] += 1
+            node = self.nodes[block]
+            if self.holds[block] > 1 or node is None:
+                return
+            if node.indexed:
+                self.policy.taken(node)
+            if node.above is None:
+                return
+            block = node.above.block
+
+    def drop(self, block: int) -> None:
+        """One holder less: one moment. Blocks that lose their last holder become cached or free, deepest first."""
+        pending = [block]
+        while pending:
+            block = pending.pop()
+            self.holds[block] -= 1
+            if self.holds[block]:
+                continue
+            node = self.nodes[block]
+            if node is not None and node.above is not None:
+                pending.append(node.above.block)
+            if node is not None and node.indexed:
+                node.idle_since = self.counters.clock_ticks
+                self.policy.cached(node)
+                continue
+            self.nodes[block] = None
+            self.free.append(block)
+            source = self.withdraw(block)
+            if source is not None:
+                pending.append(source)
+        self.policy.settle()
+
+    def take(self, count: int) -> list[int]:
+        """Frames for new content: free ones first, then victims, block by block (I8)."""
+        return [self.free.pop() if self.free else self._evict() for _ in range(count)]
+
+    def _evict(self) -> int:
+        node = self.policy.victim()
+        self.policy.taken(node)
+        self.index.detach(node)
+        self.nodes[node.block] = None
+        self.counters.evicted_blocks += 1
+        self.counters.evicted_idle_ticks += self.counters.clock_ticks - node.idle_since
+        self.counters.evicted_hits += node.hits
+        source = self.withdraw(node.block)
+        if source is not None:
+            self.drop(source)
+        return node.block
+
+    def publish(self, node: Node) -> None:
+        """The node's block, which somebody holds, is indexed now: it becomes a holder of its parent."""
+        self.nodes[node.block] = node
+        if node.above is not None:
+            self.hold(node.above.block)
+
+    def forget(self, gone: list[Node]) -> None:
+        """Blocks that have left the index: what nobody holds is free at once, in this order."""
+        unheld = [node for node in gone if not self.holds[node.block]]
+        for node in gone:
+            node.indexed = False
+            node.children = {}
+        for node in unheld:
+            self.policy.taken(node)
+            self.nodes[node.block] = None
+        for node in unheld:
+            self.free.append(node.block)
+            source = self.withdraw(node.block)
+            if source is not None:
+                self.drop(source)
+
+    def forget_all(self) -> None:
+        """Everything leaves the index. What nobody holds goes below the free blocks, in eviction order."""
+        unheld = [block for queue in self.policy.queues().values() for block in queue]
+        for node in self.nodes:
+            if node is not None and not self.holds[node.block]:
+                self.policy.taken(node)
+                self.nodes[node.block] = None
+            elif node is not None:
+                node.indexed = False
+                node.children = {}
+        self.index.roots.clear()
+        self.free.extendleft(unheld)
+        # In queue order, so that the cost need not depend on how many blocks are cached.
+        freed = set(unheld)
+        for target in [target for target in self.copies if target in freed]:
+            source = self.withdraw(target)
+            if source is not None:
+                self.drop(source)
+
+    def shared(self, block: int) -> bool:
+        """Whether somebody else reads this block of a sequence: the index, now or once, or another sequence."""
+        return self.nodes[block] is not None or self.holds[block] - self.reads[block] > 1
+
+    def queue_copy(self, source: int, target: int) -> None:
+        """Ask for a copy. From a block that is itself still to be copied, the copy starts at that one's source."""
+        source = self.copies.get(source, source)
+        self.copies[target] = source
+        self.reads[source] += 1
+        self.hold(source)
+
+    def withdraw(self, target: int) -> int | None:
+        """Forget the copy into ``target`` if there is one; its source, which the caller has to drop."""
+        source = self.copies.pop(target, None)
+        if source is not None:
+            self.reads[source] -= 1
+        return source
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Hand out the queue and let go of its sources."""
+        pairs = [(source, target) for target, source in self.copies.items()]
+        self.copies.clear()
+        for source, _ in pairs:
+            self.reads[source] -= 1
+        for source, _ in pairs:
+            self.drop(source)
+        return pairs

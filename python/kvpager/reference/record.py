@@ -1,0 +1,170 @@
+"""What the pager knows of one sequence, and what it does to the sequence's blocks.
+
+A record's holds: one for each table entry that is not on its path at the same position, and one for the whole path, by
+its last block. Calls that change holds take the new ones before they drop the old.
+"""
+
+from __future__ import annotations
+
+from ..types import Namespace
+from .index import Node, inside_run
+from .pool import Pool
+
+
+class Record:
+    """One sequence that is not released yet. It holds blocks while it is running."""
+
+    __slots__ = (
+        "committed_at_preempt",
+        "id",
+        "key",
+        "namespace",
+        "num_cached",
+        "num_committed",
+        "path",
+        "pinned",
+        "publishes",
+        "state",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, sequence_id: int, tokens: list[int], namespace: Namespace, key: bytes, pinned: bool) -> None:
+        self.id = sequence_id
+        self.tokens = tokens
+        self.namespace = namespace
+        self.key = key
+        self.pinned = pinned
+        self.state = "running"
+        self.table: list[int] = []
+        self.path: list[Node] = []
+        self.num_cached = 0
+        self.num_committed = 0
+        self.publishes = True
+        self.committed_at_preempt = 0
+
+    def on_path(self, number: int) -> bool:
+        """Whether the table entry is the path's block, so that the path holds it already."""
+        return number < len(self.path) and self.path[number].block == self.table[number]
+
+    def take_path(self, pool: Pool, path: list[Node], num_blocks: int) -> None:
+        """Start (again) on a hit path, with fresh blocks behind it."""
+        if path:
+            pool.hold(path[-1].block)
+        fresh = pool.take(num_blocks - len(path))
+        for block in fresh:
+            pool.hold(block)
+        self.path = path
+        self.table = [node.block for node in path] + fresh
+        self.num_cached = self.num_committed = len(path) * pool.index.block_size
+
+    def let_go(self, pool: Pool) -> None:
+        """Drop every hold, the table before the path."""
+        loose = [block for number, block in enumerate(self.table) if not self.on_path(number)]
+        path, self.table, self.path = self.path, [], []
+        for block in reversed(loose):
+            pool.drop(block)
+        if path:
+            pool.drop(path[-1].block)
+
+    def fork(self, pool: Pool, sequence_id: int) -> Record:
+        """A child that shares every block."""
+        child = Record(sequence_id, self.tokens.copy(), self.namespace, self.key, pinned=False)
+        child.table = self.table.copy()
+        child.path = self.path.copy()
+        child.num_cached = self.num_cached
+        child.num_committed = self.num_committed
+        child.publishes = self.publishes
+        for number, block in enumerate(child.table):
+            if not child.on_path(number):
+                pool.hold(block)
+        if child.path:
+            pool.hold(child.path[-1].block)
+        return child
+
+    def truncate(self, pool: Pool, num_tokens: int) -> None:
+        """Cut table, path and positions. An indexed block that is cut in two stays in the table as a shared partial."""
+        kept = num_blocks(num_tokens, pool.index.block_size)
+        full = num_tokens // pool.index.block_size
+        loose = [self.table[number] for number in range(kept, len(self.table)) if not self.on_path(number)]
+        old_path = self.path
+        if kept > full and self.on_path(full):
+            pool.hold(self.table[full])
+        if full < len(old_path):
+            self.path = old_path[:full]
+            if self.path:
+                pool.hold(self.path[-1].block)
+        del self.table[kept:]
+        del self.tokens[num_tokens:]
+        self.num_cached = min(self.num_cached, num_tokens)
+        self.num_committed = min(self.num_committed, num_tokens)
+        for block in reversed(loose):
+            pool.drop(block)
+        if full < len(old_path):
+            pool.drop(old_path[-1].block)
+
+    def unwritable(self, pool: Pool, start: int, stop: int) -> list[int]:
+        """The table positions among ``start..stop`` (in tokens) whose block somebody else reads."""
+        if start == stop:
+            return []
+        block_size = pool.index.block_size
+        last = min((stop - 1) // block_size, len(self.table) - 1)
+        return [number for number in range(start // block_size, last + 1) if pool.shared(self.table[number])]
+
+    def make_writable(self, pool: Pool, numbers: list[int], grow: int) -> None:
+        """Replace the blocks at ``numbers`` and add ``grow`` new ones; the caller knows that they can be had."""
+        fresh = pool.take(len(numbers) + grow)
+        for number, new in zip(numbers, fresh, strict=False):
+            old = self.table[number]
+            pool.hold(new)
+            if self.num_committed > number * pool.index.block_size:
+                pool.queue_copy(old, new)
+            self.table[number] = new
+            pool.drop(old)
+        for new in fresh[len(numbers) :]:
+            pool.hold(new)
+            self.table.append(new)
+
+    def publish(self, pool: Pool) -> None:
+        """Index the full, committed blocks that are not on the path yet, or follow equal ones that are indexed."""
+        index = pool.index
+        while self.publishes and (unit := self._next_unit(index.block_size)):
+            found = index.walk(self.key, self.path, self.tokens, unit.stop)
+            if found and len(found) < len(unit):
+                # The index agrees with a part of a run of content tokens: below it might lie another content.
+                return
+            if not found and any(pool.nodes[self.table[number]] is not None for number in unit):
+                # A block is indexed once: this one was forgotten.
+                return
+            for number in unit:
+                self._join(pool, found[number - unit.start] if found else None)
+
+    def _next_unit(self, block_size: int) -> range:
+        """The least range of blocks behind the path that ends inside no run and is committed as a whole."""
+        start = stop = len(self.path)
+        while (stop + 1) * block_size <= self.num_committed:
+            stop += 1
+            if not inside_run(self.tokens, stop * block_size):
+                return range(start, stop)
+        return range(0)
+
+    def _join(self, pool: Pool, found: Node | None) -> None:
+        """Lengthen the path by one block: one that is indexed, or else the sequence's own, indexed now."""
+        number = len(self.path)
+        own = self.table[number]
+        above = self.path[-1] if self.path else None
+        if found is None:
+            tokens = pool.index.block_tokens(self.tokens, number)
+            found = pool.index.add(self.key, self.namespace, self.path, tokens, own)
+            pool.publish(found)
+        pool.hold(found.block)
+        self.path.append(found)
+        if found.block == own:
+            pool.drop(own)
+        if above is not None:
+            pool.drop(above.block)
+
+
+def num_blocks(num_tokens: int, block_size: int) -> int:
+    """Blocks for so many tokens."""
+    return -(-num_tokens // block_size)

@@ -1,0 +1,265 @@
+"""The handle of one sequence."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import OutOfBlocks, StaleHandle
+from ..types import Namespace, Tokens
+from .inputs import as_token, as_tokens
+from .record import Record, num_blocks
+
+if TYPE_CHECKING:
+    from .pager import Pager
+
+
+class Sequence:
+    """The tokens of one running request and the blocks that hold their KV. Made by ``Pager.admit`` and ``fork``."""
+
+    __slots__ = ("__weakref__", "_pager", "_record")
+
+    _pager: Pager
+    _record: Record
+
+    def __init__(self) -> None:
+        raise TypeError("a Sequence comes from Pager.admit() or Sequence.fork()")
+
+    @classmethod
+    def _make(cls, pager: Pager, record: Record) -> Sequence:
+        handle = object.__new__(cls)
+        handle._pager = pager
+        handle._record = record
+        return handle
+
+    # What a handle always answers.
+
+    @property
+    def id(self) -> int:
+        """Counts up over admits and forks, and is never used again."""
+        return self._record.id
+
+    @property
+    def state(self) -> str:
+        """``"running"``, ``"preempted"`` or ``"released"``."""
+        return self._record.state
+
+    def __repr__(self) -> str:
+        record = self._record
+        if record.state == "released":
+            return f"<kvpager.reference.Sequence {record.id}: released>"
+        return (
+            f"<kvpager.reference.Sequence {record.id}: {record.state}, len {len(record.tokens)},"
+            f" committed {record.num_committed}, {len(record.table)} blocks>"
+        )
+
+    # What a live handle answers.
+
+    def __len__(self) -> int:
+        return len(self._live("len").tokens)
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens found in the pool at the admit or resume: prefill starts behind them."""
+        return self._live("num_cached").num_cached
+
+    @property
+    def num_committed(self) -> int:
+        """Tokens whose KV the caller has said to be written."""
+        return self._live("num_committed").num_committed
+
+    @property
+    def num_planned(self) -> int:
+        """Tokens given to a step that writes them; without a batch these are the committed ones."""
+        return self._live("num_planned").num_committed
+
+    @property
+    def namespace(self) -> Namespace:
+        """The namespace given at the admit."""
+        return self._live("namespace").namespace
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the sequence was admitted to hold a prefix, apart from the watermark's running ones."""
+        return self._live("pinned").pinned
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """A copy of the tokens."""
+        return np.array(self._live("tokens").tokens, dtype=np.int32)
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """A copy of the block table."""
+        return np.array(self._running("block_ids").table, dtype=np.int32)
+
+    # Growing and writing.
+
+    def append(self, token: int) -> int:
+        """Add one token; its slot, ``block_id * block_size + offset``."""
+        self._pager._drain()
+        record = self._running("append")
+        return int(self._grow(record, [as_token(token)])[0])
+
+    def extend(self, tokens: Tokens) -> npt.NDArray[np.int64]:
+        """Add tokens; their slots."""
+        self._pager._drain()
+        record = self._running("extend")
+        return self._grow(record, as_tokens(tokens))
+
+    def slots(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """The slots of known, uncommitted positions, made writable for this sequence alone."""
+        self._pager._drain()
+        record = self._running("slots")
+        start, stop = operator.index(start), operator.index(stop)
+        if not record.num_committed <= start <= stop <= len(record.tokens):
+            raise ValueError(
+                f"slots need num_committed <= start <= stop <= len, not"
+                f" {record.num_committed} <= {start} <= {stop} <= {len(record.tokens)}"
+            )
+        pool = self._pager._pool
+        shared = record.unwritable(pool, start, stop)
+        self._pager._require(len(shared))
+        record.make_writable(pool, shared, 0)
+        return self._slots(record, start, stop)
+
+    def try_append(self, token: int) -> int | None:
+        """``append``, or None where that raises OutOfBlocks."""
+        try:
+            return self.append(token)
+        except OutOfBlocks:
+            return None
+
+    def try_extend(self, tokens: Tokens) -> npt.NDArray[np.int64] | None:
+        """``extend``, or None where that raises OutOfBlocks."""
+        try:
+            return self.extend(tokens)
+        except OutOfBlocks:
+            return None
+
+    def try_slots(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        """``slots``, or None where that raises OutOfBlocks."""
+        try:
+            return self.slots(start, stop)
+        except OutOfBlocks:
+            return None
+
+    def commit(self, end: int | None = None) -> None:
+        """Say that the KV below ``end`` is written (None: all of it). Full blocks become part of the prefix cache."""
+        self._pager._drain()
+        record = self._running("commit")
+        length = len(record.tokens)
+        end = length if end is None else operator.index(end)
+        if not 0 <= end <= length:
+            raise ValueError(f"commit needs an end of 0..{length} (len), not {end}")
+        if end <= record.num_committed:
+            return
+        record.num_committed = end
+        if self._pager.prefix_cache:
+            record.publish(self._pager._pool)
+
+    # Sharing, cutting, leaving.
+
+    def fork(self, n: int = 1) -> list[Sequence]:
+        """Children that share every block."""
+        self._pager._drain()
+        record = self._running("fork")
+        n = operator.index(n)
+        if n < 1:
+            raise ValueError(f"fork needs n >= 1, not {n}")
+        return [self._pager._fork(record) for _ in range(n)]
+
+    def truncate(self, num_tokens: int) -> None:
+        """Drop the tokens from ``num_tokens`` on."""
+        self._pager._drain()
+        record = self._running("truncate")
+        num_tokens = operator.index(num_tokens)
+        if not 1 <= num_tokens <= len(record.tokens):
+            raise ValueError(f"truncate needs 1..{len(record.tokens)} (len) tokens, not {num_tokens}")
+        record.truncate(self._pager._pool, num_tokens)
+
+    def preempt(self) -> None:
+        """Give all blocks back; committed full blocks stay cached. Tokens and handle stay."""
+        self._pager._drain()
+        self._pager._preempt(self._running("preempt"))
+
+    def resume(self) -> Sequence:
+        """Admit a preempted sequence again, all or nothing; the same handle."""
+        self._pager._drain()
+        record = self._live("resume")
+        if record.state != "preempted":
+            raise StaleHandle(record.id, record.state, "resume")
+        self._pager._resume(record)
+        return self
+
+    def try_resume(self) -> Sequence | None:
+        """``resume``, or None where that raises OutOfBlocks."""
+        try:
+            return self.resume()
+        except OutOfBlocks:
+            return None
+
+    def release(self, reason: str = "finished") -> None:
+        """End the sequence (``"finished"`` or ``"aborted"``); committed full blocks stay cached. Again: no-op."""
+        self._pager._drain()
+        if self._record.state == "released":
+            self._pager._counters.noop_calls += 1
+            return
+        if not isinstance(reason, str):
+            raise TypeError(f"reason must be a str, not {type(reason).__name__}")
+        if reason not in ("finished", "aborted"):
+            raise ValueError(f"reason must be 'finished' or 'aborted', not {reason!r:.80}")
+        self._pager._release(self._record)
+
+    def __enter__(self) -> Sequence:
+        self._live("__enter__")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release("finished" if kind is None else "aborted")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Sequence is a handle into one pager and cannot be copied or pickled")
+
+    def __del__(self) -> None:
+        record = getattr(self, "_record", None)
+        if record is None or record.state == "released":
+            return
+        # No pager call here: the collector may run in the middle of one. The next mutating call does the release.
+        self._pager._dropped.append(record)
+        warnings.warn(f"sequence {record.id} was dropped without release()", ResourceWarning, source=self, stacklevel=2)
+
+    # Helpers.
+
+    def _live(self, call: str) -> Record:
+        if self._record.state == "released":
+            raise StaleHandle(self._record.id, self._record.state, call)
+        return self._record
+
+    def _running(self, call: str) -> Record:
+        if self._record.state != "running":
+            raise StaleHandle(self._record.id, self._record.state, call)
+        return self._record
+
+    def _grow(self, record: Record, tokens: list[int]) -> npt.NDArray[np.int64]:
+        pool = self._pager._pool
+        start, stop = len(record.tokens), len(record.tokens) + len(tokens)
+        shared = record.unwritable(pool, start, stop)
+        grow = num_blocks(stop, self._pager.block_size) - len(record.table)
+        self._pager._require(len(shared) + grow)
+        record.make_writable(pool, shared, grow)
+        record.tokens.extend(tokens)
+        return self._slots(record, start, stop)
+
+    def _slots(self, record: Record, start: int, stop: int) -> npt.NDArray[np.int64]:
+        size = self._pager.block_size
+        return np.array(
+            [record.table[position // size] * size + position % size for position in range(start, stop)], dtype=np.int64
+        )
