@@ -1,0 +1,100 @@
+//! I3, I5, I6: the tree is a tree, whole, findable, and made of full blocks.
+
+use super::Checker;
+use crate::ids::{NodeId, TOKEN_END};
+
+impl Checker<'_> {
+    pub(super) fn check_tree(&mut self) {
+        let nodes: Vec<NodeId> = self.pager.index.nodes().map(|(id, _)| id).collect();
+        for &id in &nodes {
+            self.check_node(id);
+        }
+        if !self.violations.is_empty() {
+            return;
+        }
+        for &id in &nodes {
+            self.check_children(id);
+        }
+        self.check_roots();
+        self.check_reach(&nodes);
+    }
+
+    fn check_node(&mut self, id: NodeId) {
+        let (index, block_size) = (&self.pager.index, self.pager.config().block_size);
+        let node = &index[id];
+        let tokens = node.run.tokens(block_size);
+        self.expect(tokens.iter().all(|&token| token < TOKEN_END), || format!("I3: {id:?} has a token outside 0..2^31-1"));
+        self.expect(node.run.len() <= node.run.capacity(), || format!("I5: {id:?} has more blocks than room"));
+        if !index.is_live(id) {
+            self.expect(node.is_held() || self.pager.evict.num_stale() > 0, || format!("I2: dead {id:?} is neither held nor stale"));
+            return;
+        }
+        let parent = node.parent;
+        let parent_in_use = if parent.is_root() { index.root(parent).in_use() } else { index[parent].in_use() };
+        self.expect(parent_in_use && index.is_live(parent), || format!("I6: {id:?} is indexed but its parent {parent:?} is not"));
+        if parent_in_use {
+            let found = index.find_child(parent, &tokens[..block_size]);
+            self.expect(found == Some(id), || format!("I3: {id:?} is looked for and {found:?} is found"));
+        }
+    }
+
+    /// Live children hang in their parent's list, in both directions, and each says who its parent is.
+    fn check_children(&mut self, id: NodeId) {
+        let index = &self.pager.index;
+        if !index.is_live(id) {
+            return;
+        }
+        let last = if id.is_root() { index.root(id).last_child } else { index[id].last_child };
+        let (mut older, mut next) = (NodeId::NONE, index.first_child(id));
+        let mut count = 0;
+        while let Some(child) = next.some() {
+            let node = &index[child];
+            let is_ours = node.in_use() && node.parent == id && node.older == older && index.is_live(child);
+            count += 1;
+            if !is_ours || count > self.pager.config().num_blocks {
+                self.violations.push(format!("I6: the children of {id:?} are broken at {child:?}"));
+                return;
+            }
+            (older, next) = (child, node.younger);
+        }
+        self.expect(older == last, || format!("I6: the last child of {id:?} is {older:?}, not {last:?}"));
+    }
+
+    fn check_roots(&mut self) {
+        let index = &self.pager.index;
+        let roots: Vec<NodeId> = index.roots().map(|(id, _)| id).collect();
+        for id in roots {
+            let root = index.root(id);
+            if index.is_live(id) {
+                let found = index.find_root(&root.name);
+                self.expect(found == Some(id), || format!("I3: namespace {id:?} is looked for and {found:?} is found"));
+            }
+            let children = index.nodes().filter(|(_, node)| node.parent == id).count();
+            self.expect(children == root.children as usize, || format!("I2: namespace {id:?} counts {} children and has {children}", root.children));
+            let sequences = self.pager.sequences.iter().filter(|sequence| sequence.root == id).count();
+            self.expect(sequences == root.pins as usize, || format!("I2: namespace {id:?} counts {} sequences and has {sequences}", root.pins));
+            self.check_children(id);
+        }
+    }
+
+    /// Every live node can be walked to from a root.
+    fn check_reach(&mut self, nodes: &[NodeId]) {
+        let index = &self.pager.index;
+        let mut stack: Vec<NodeId> = index.roots().map(|(id, _)| id).filter(|&id| index.is_live(id)).collect();
+        let mut reached = 0;
+        while let Some(id) = stack.pop() {
+            let mut next = index.first_child(id);
+            while let Some(child) = next.some() {
+                reached += 1;
+                if reached > nodes.len() {
+                    self.violations.push("I6: the tree has a circle".to_owned());
+                    return;
+                }
+                stack.push(child);
+                next = index[child].younger;
+            }
+        }
+        let live = nodes.iter().filter(|&&id| index.is_live(id)).count();
+        self.expect(reached == live, || format!("I6: {live} nodes are indexed and {reached} can be reached"));
+    }
+}

@@ -1,0 +1,114 @@
+//! A pager's settings and their limits.
+
+use crate::error::{Error, Result};
+
+/// Which eviction policy runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PolicyKind {
+    /// Least recently used.
+    Lru,
+    /// Segmented LRU: what was hit survives a scan of one-off prompts.
+    Slru,
+}
+
+impl PolicyKind {
+    /// The policy of this name.
+    ///
+    /// # Errors
+    /// `Config` for an unknown name.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "lru" => Ok(Self::Lru),
+            "slru" => Ok(Self::Slru),
+            _ => Err(Error::Config(format!("policy is {name:?}; choose \"lru\" or \"slru\""))),
+        }
+    }
+
+    /// The policy's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Slru => "slru",
+        }
+    }
+}
+
+/// Most bytes that an identity or an encoded namespace may have.
+pub const NAME_BYTES_MAX: usize = 1 << 16;
+/// Largest block, in tokens.
+pub const BLOCK_SIZE_MAX: usize = 1024;
+/// A pool's tokens stay below this.
+pub const POOL_TOKENS_END: u64 = 1 << 40;
+
+/// Settings of a pager.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Blocks of the pool, the null block included; below 2^31.
+    pub num_blocks: usize,
+    /// Tokens of a block, 1..=1024.
+    pub block_size: usize,
+    /// Who is evicted.
+    pub policy: PolicyKind,
+    /// Share of the usable blocks that an admission must leave free or evictable, 0..=1.
+    pub watermark: f64,
+    /// Names weights, dtype, layout and rank in every digest that leaves the process.
+    pub identity: Vec<u8>,
+    /// Key of the hash table. No answer depends on it.
+    pub seed: u64,
+    /// Set block 0 aside.
+    pub null_block: bool,
+    /// Index committed blocks at all?
+    pub prefix_cache: bool,
+}
+
+impl Config {
+    /// Checks every limit.
+    ///
+    /// # Errors
+    /// `Config`, naming the setting, its value and its limit.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |message: String| Err(Error::Config(message));
+        if self.num_blocks >= 1 << 31 {
+            return fail(format!("num_blocks is {}; the limit is 2147483647", self.num_blocks));
+        }
+        if self.usable_blocks() == 0 {
+            return fail(format!("num_blocks is {}; at least one usable block is needed (the null block is none)", self.num_blocks));
+        }
+        if self.block_size == 0 || self.block_size > BLOCK_SIZE_MAX {
+            return fail(format!("block_size is {}; it must be 1..={BLOCK_SIZE_MAX}", self.block_size));
+        }
+        if self.num_blocks as u64 * self.block_size as u64 >= POOL_TOKENS_END {
+            return fail(format!("num_blocks * block_size is {}; it must stay below {POOL_TOKENS_END}", self.num_blocks as u64 * self.block_size as u64));
+        }
+        if !(0.0..=1.0).contains(&self.watermark) {
+            return fail(format!("watermark is {}; it must be 0.0..=1.0", self.watermark));
+        }
+        check_identity(&self.identity)
+    }
+
+    /// Blocks that sequences can hold.
+    #[must_use]
+    pub fn usable_blocks(&self) -> usize {
+        self.num_blocks.saturating_sub(usize::from(self.null_block))
+    }
+
+    /// Blocks that an admission leaves free or evictable while others run.
+    #[must_use]
+    #[expect(clippy::cast_sign_loss, reason = "the watermark is not negative")]
+    #[expect(clippy::cast_precision_loss, reason = "fewer than 2^31 blocks")]
+    pub fn reserve_blocks(&self) -> usize {
+        (self.watermark * self.usable_blocks() as f64).ceil() as usize
+    }
+}
+
+/// Checks the length of an identity.
+///
+/// # Errors
+/// `Config` if it is too long.
+pub fn check_identity(identity: &[u8]) -> Result<()> {
+    if identity.len() > NAME_BYTES_MAX {
+        return Err(Error::Config(format!("identity has {} bytes; the limit is {NAME_BYTES_MAX}", identity.len())));
+    }
+    Ok(())
+}

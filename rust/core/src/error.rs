@@ -1,0 +1,78 @@
+//! What can go wrong, with the numbers that a caller needs to act on it.
+
+use std::collections::TryReserveError;
+use std::fmt;
+
+/// The result of a call on the core.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A refused call. Nothing has changed (I7).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Error {
+    /// The pool cannot give the blocks now.
+    OutOfBlocks {
+        /// Blocks to take, hits excluded, the watermark's reserve included where that refused.
+        needed: usize,
+        /// Free blocks.
+        free: usize,
+        /// Cached blocks that could be evicted for this call.
+        evictable: usize,
+        /// Blocks of the pool.
+        total: usize,
+    },
+    /// The request is larger than the pool: waiting will not help.
+    NeverFits {
+        /// Blocks of the whole request.
+        needed: usize,
+        /// Blocks that sequences can ever hold.
+        usable: usize,
+    },
+    /// The handle's sequence does not allow this call.
+    Stale {
+        /// The sequence's number.
+        sequence: u64,
+        /// What became of it.
+        state: &'static str,
+        /// The call.
+        call: &'static str,
+    },
+    /// A token outside 0..=2^31-1.
+    Token {
+        /// Its position in the argument.
+        position: usize,
+        /// Its value, read as a signed number.
+        value: i64,
+    },
+    /// A prompt without tokens.
+    EmptyPrompt,
+    /// A bad setting.
+    Config(String),
+    /// A bad argument.
+    Value(String),
+    /// The machine's memory is used up.
+    Memory,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfBlocks { needed, free, evictable, total } => {
+                write!(f, "needed {needed} blocks; {free} free and {evictable} evictable of {total}")
+            }
+            Self::NeverFits { needed, usable } => write!(f, "needs {needed} blocks; the pool has {usable}"),
+            Self::Stale { sequence, state, call } => write!(f, "{call}: sequence {sequence} is {state}"),
+            Self::Token { position, value } => write!(f, "token {value} at position {position} is outside 0..=2147483647"),
+            Self::EmptyPrompt => f.write_str("an empty prompt"),
+            Self::Config(message) | Self::Value(message) => f.write_str(message),
+            Self::Memory => f.write_str("the machine has no memory left"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<TryReserveError> for Error {
+    fn from(_: TryReserveError) -> Self {
+        Self::Memory
+    }
+}

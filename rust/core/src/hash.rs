@@ -1,0 +1,85 @@
+//! Keyed hashing, and a chained table whose links live in its elements.
+//!
+//! The table is reserved at construction and never rehashed, which would stall one call (I13). A chain is as long as chance makes it, since
+//! callers do not know the key (W14). Elements compare in full: a hash never proves anything (I3).
+
+use std::hash::Hasher;
+
+use siphasher::sip::SipHasher13;
+
+use crate::error::Result;
+use crate::ids::{NodeId, Token};
+use crate::memory::zeroed_words;
+
+/// A SipHash-1-3 key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    k0: u64,
+    k1: u64,
+    /// Bits of a hash that are kept: all, but in tests of collisions.
+    mask: u32,
+}
+
+impl Key {
+    /// The key drawn from a seed.
+    #[must_use]
+    pub const fn from_seed(seed: u64) -> Self {
+        Self { k0: seed, k1: seed.rotate_left(32) ^ 0x6b76_7061_6765_7221, mask: u32::MAX }
+    }
+
+    /// A key whose hashes all collide (0 bits) or nearly so. For tests only: an attacker's dream.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn weak(seed: u64, bits: u32) -> Self {
+        let mut key = Self::from_seed(seed);
+        key.mask = (1 << bits) - 1;
+        key
+    }
+
+    /// The hash of a child: its parent and the tokens of its first block.
+    #[must_use]
+    pub fn hash_tokens(self, parent: NodeId, tokens: &[Token]) -> u32 {
+        let mut hasher = SipHasher13::new_with_keys(self.k0 ^ u64::from(parent.word()), self.k1);
+        hasher.write(bytemuck::cast_slice(tokens));
+        hasher.finish() as u32 & self.mask
+    }
+
+    /// The hash of a name.
+    #[must_use]
+    pub fn hash_bytes(self, name: &[u8]) -> u32 {
+        SipHasher13::new_with_keys(self.k0, self.k1).hash(name) as u32 & self.mask
+    }
+}
+
+/// Heads of chains.
+#[derive(Debug)]
+pub struct Buckets {
+    /// `NodeId::word() ^ NONE`, so that zeroed memory is a table of empty chains.
+    heads: Vec<u32>,
+}
+
+impl Buckets {
+    /// A table for up to `elements` elements.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn new(elements: usize) -> Result<Self> {
+        Ok(Self { heads: zeroed_words(elements.next_power_of_two())? })
+    }
+
+    fn slot(&self, hash: u32) -> usize {
+        hash as usize & (self.heads.len() - 1)
+    }
+
+    /// The first element of a hash's chain.
+    #[must_use]
+    pub fn first(&self, hash: u32) -> NodeId {
+        NodeId::from_word(!self.heads[self.slot(hash)])
+    }
+
+    /// Puts an element in front.
+    pub fn set_first(&mut self, hash: u32, id: NodeId) {
+        let slot = self.slot(hash);
+        self.heads[slot] = !id.word();
+    }
+}

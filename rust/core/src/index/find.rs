@@ -1,0 +1,112 @@
+//! Finding: a child by its first block, the longest cached prefix of a prompt, the place of a position on a path.
+
+use super::{Index, Node};
+use crate::content;
+use crate::ids::{NodeId, Token};
+
+/// How far a prompt is cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// The deepest node that agrees, or the root.
+    pub node: NodeId,
+    /// How many of its blocks agree; 0 for a root.
+    pub within: usize,
+    /// Blocks that agree in all.
+    pub blocks: usize,
+}
+
+impl Index {
+    pub(super) fn hash(&self, parent: NodeId, first_block: &[Token]) -> u32 {
+        self.key.hash_tokens(parent, first_block)
+    }
+
+    /// The live child of `parent` that starts with these tokens (one block).
+    #[must_use]
+    pub fn find_child(&self, parent: NodeId, first_block: &[Token]) -> Option<NodeId> {
+        debug_assert_eq!(first_block.len(), self.block_size);
+        let hash = self.hash(parent, first_block);
+        let mut next = self.buckets.first(hash);
+        while let Some(id) = next.some() {
+            let node = &self[id];
+            if node.hash == hash
+                && node.parent == parent
+                && node.epoch == self.epoch
+                && node.run.tokens(self.block_size)[..self.block_size] == *first_block
+            {
+                return Some(id);
+            }
+            next = node.next_in_bucket;
+        }
+        None
+    }
+
+    /// How far the tree agrees with `tokens` below a node or root, at most `limit` blocks.
+    #[must_use]
+    pub fn walk(&self, from: NodeId, tokens: &[Token], limit: usize) -> Found {
+        let block_size = self.block_size;
+        let mut found = Found { node: from, within: 0, blocks: 0 };
+        while found.blocks < limit {
+            let rest = &tokens[found.blocks * block_size..limit * block_size];
+            let Some(child) = self.find_child(found.node, &rest[..block_size]) else { break };
+            let run = &self[child].run;
+            let common = run.common_blocks(rest, block_size);
+            found = Found { node: child, within: common, blocks: found.blocks + common };
+            if common < run.len() {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The longest cached prefix of a prompt, at most `limit` blocks; it never ends inside a run of content tokens.
+    #[must_use]
+    pub fn find(&self, root: NodeId, tokens: &[Token], limit: usize) -> Found {
+        let found = self.walk(root, tokens, limit);
+        let kept = content::cut_back(tokens.len(), |at| tokens[at], found.blocks, self.block_size);
+        if kept < found.blocks { self.locate(found, kept) } else { found }
+    }
+
+    /// The place of the first `blocks` blocks of a path that ends at `end`.
+    #[must_use]
+    pub fn locate(&self, end: Found, blocks: usize) -> Found {
+        let mut place = end;
+        while place.blocks > blocks {
+            let above = place.blocks - place.within;
+            if above < blocks {
+                return Found { node: place.node, within: blocks - above, blocks };
+            }
+            let node = self[place.node].parent;
+            let within = if node.is_root() { 0 } else { self[node].run.len() };
+            place = Found { node, within, blocks: above };
+        }
+        place
+    }
+
+    /// The root at the top of a path.
+    #[must_use]
+    pub fn root_of(&self, mut id: NodeId) -> NodeId {
+        while !id.is_root() {
+            id = self[id].parent;
+        }
+        id
+    }
+
+    pub(super) fn link_bucket(&mut self, id: NodeId) {
+        let hash = self[id].hash;
+        self[id].next_in_bucket = self.buckets.first(hash);
+        self.buckets.set_first(hash, id);
+    }
+
+    pub(super) fn unlink_bucket(&mut self, id: NodeId) {
+        let Node { hash, next_in_bucket: after, .. } = self[id];
+        let mut before = self.buckets.first(hash);
+        if before == id {
+            self.buckets.set_first(hash, after);
+            return;
+        }
+        while self[before].next_in_bucket != id {
+            before = self[before].next_in_bucket;
+        }
+        self[before].next_in_bucket = after;
+    }
+}

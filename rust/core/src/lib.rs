@@ -1,0 +1,42 @@
+//! The pager behind kvpager: a pool of KV-cache blocks, an exact prefix index, eviction.
+//!
+//! Layers, lowest first; each uses those above it in this list only:
+//!
+//! 1. [`ids`], [`config`], [`error`], [`memory`]
+//! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`]: structures that know nothing of pools
+//! 3. [`blocks`] (state of blocks), [`index`] (prefix tree), [`evict`] (policies): none knows the others
+//! 4. [`copies`], [`stats`], [`sequence`]
+//! 5. [`pager`]: the only meeting point
+//! 6. [`check`] (recounts everything), [`dump`] (draws it), [`replay`] (drives it with a trace)
+//!
+//! # Memory
+//! Per block of the pool: 4 bytes of state. Per cached block: its tokens (4 bytes each) and its id (4 bytes), in runs. Per node (a run of up to
+//! 8,192 tokens): 64 bytes, and 32 for eviction. Two hash tables of 4 bytes a block, and the node slabs, are reserved at construction, but the
+//! kernel gives their pages only as they are used.
+
+#![forbid(unsafe_code)]
+
+pub mod blocks;
+pub mod check;
+pub mod config;
+pub mod content;
+pub mod copies;
+pub mod dump;
+pub mod error;
+pub mod evict;
+pub mod hash;
+pub mod ids;
+pub mod index;
+pub mod list;
+pub mod memory;
+pub mod pager;
+pub mod replay;
+pub mod run;
+pub mod sequence;
+pub mod slab;
+pub mod stats;
+pub mod tail;
+
+pub use config::{Config, PolicyKind};
+pub use error::{Error, Result};
+pub use pager::Pager;

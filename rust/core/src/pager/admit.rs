@@ -1,0 +1,251 @@
+//! Admission: match, hold, take. And its peeks, which decide by the same code and change nothing.
+
+use super::Pager;
+use crate::error::{Error, Result};
+use crate::evict::{Context, Departure};
+use crate::ids::{BlockId, Handle, NodeId, TOKEN_END, Token};
+use crate::index::Found;
+use crate::memory::with_capacity;
+use crate::sequence::{Sequence, State};
+use crate::tail::{Tail, union_of_bits};
+
+/// Room in a new table beyond the prompt's blocks.
+const TABLE_ROOM: usize = 8;
+
+/// What an admission would find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrefixMatch {
+    /// Tokens whose KV is cached.
+    pub num_tokens: usize,
+    /// Blocks of those.
+    pub num_blocks: usize,
+}
+
+/// An admission that can be carried out.
+struct Admission {
+    /// The cached prefix; none without a root.
+    found: Option<Found>,
+    /// Blocks of the whole request.
+    blocks: usize,
+}
+
+impl Admission {
+    fn hit_blocks(&self) -> usize {
+        self.found.map_or(0, |found| found.blocks)
+    }
+}
+
+impl Pager {
+    /// Admits a prompt: pins its cached prefix and takes blocks for the rest, or does nothing.
+    ///
+    /// # Errors
+    /// `EmptyPrompt`, `Token`; `NeverFits` if the pool is too small; `OutOfBlocks` if there is no room now; `Memory`.
+    pub fn admit(&mut self, tokens: &[Token], namespace: &[u8], pinned: bool) -> Result<Handle> {
+        let admission = match self.plan(tokens, namespace) {
+            Ok(admission) => admission,
+            Err(error) => return self.refuse(error),
+        };
+        self.sequences.reserve(1)?;
+        let mut sequence = Box::new(Sequence {
+            serial: self.sequences.next_serial(),
+            state: State::Running,
+            pinned,
+            has_content: false,
+            root: NodeId::NONE,
+            end: NodeId::NONE,
+            path_blocks: 0,
+            first_duplicate: Sequence::NO_DUPLICATE,
+            table: Vec::new(),
+            tail: Tail::default(),
+            len: tokens.len(),
+            num_cached: 0,
+            num_committed: 0,
+            lost_tokens: 0,
+        });
+        let root = self.index.find_or_make_root(namespace)?;
+        if let Err(error) = self.carry_out(&mut sequence, root, tokens, &admission, true) {
+            self.index.drop_root_if_unused(root);
+            return Err(error);
+        }
+        self.index.root_mut(root).pins += 1;
+        self.counters.admitted_sequences += 1;
+        self.counters.queried_tokens += tokens.len() as u64;
+        self.counters.hit_tokens += sequence.num_cached as u64;
+        Ok(self.sequences.insert(sequence))
+    }
+
+    /// Admits a preempted sequence again; answers nothing new: the handle is the same.
+    ///
+    /// # Errors
+    /// `Stale` unless it is preempted; `OutOfBlocks`; `Memory`.
+    pub fn resume(&mut self, handle: Handle) -> Result<()> {
+        self.with_state(handle, "resume", State::Preempted, |pager, sequence| {
+            let mut tokens = with_capacity(sequence.len)?;
+            pager.copy_tokens(sequence, &mut tokens);
+            let mut name = with_capacity(pager.index.root(sequence.root).name.len())?;
+            name.extend_from_slice(&pager.index.root(sequence.root).name);
+            let admission = match pager.plan(&tokens, &name) {
+                Ok(admission) => admission,
+                Err(error) => return pager.refuse(error),
+            };
+            // After a reset the namespace has a new root. The sequence moves there: it publishes again.
+            let root = pager.index.find_or_make_root(&name)?;
+            if let Err(error) = pager.carry_out(sequence, root, &tokens, &admission, false) {
+                pager.index.drop_root_if_unused(root);
+                return Err(error);
+            }
+            pager.index.root_mut(root).pins += 1;
+            pager.drop_root_pin(std::mem::replace(&mut sequence.root, root));
+            sequence.state = State::Running;
+            pager.num_preempted -= 1;
+            pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
+            Ok(())
+        })
+    }
+
+    /// Would `admit` succeed now? A peek.
+    ///
+    /// # Errors
+    /// `EmptyPrompt`, `Token`.
+    pub fn can_admit(&self, tokens: &[Token], namespace: &[u8]) -> Result<bool> {
+        match self.plan(tokens, namespace) {
+            Ok(admission) => check_tokens(tokens, admission.hit_blocks() * self.config.block_size).map(|()| true),
+            Err(Error::OutOfBlocks { .. } | Error::NeverFits { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How much of the prompt `admit` would find cached. A peek: not even recency changes.
+    ///
+    /// # Errors
+    /// `EmptyPrompt`, `Token`.
+    pub fn find_prefix(&self, tokens: &[Token], namespace: &[u8]) -> Result<PrefixMatch> {
+        check_len(tokens)?;
+        let num_blocks = self.find(tokens, namespace).map_or(0, |found| found.blocks);
+        let num_tokens = num_blocks * self.config.block_size;
+        check_tokens(tokens, num_tokens)?;
+        Ok(PrefixMatch { num_tokens, num_blocks })
+    }
+
+    fn find(&self, tokens: &[Token], namespace: &[u8]) -> Option<Found> {
+        let root = self.index.find_root(namespace)?;
+        // The last token is always computed, in a private block, so that no indexed block is ever written again (I4).
+        Some(self.index.find(root, tokens, (tokens.len() - 1) / self.config.block_size))
+    }
+
+    /// Decides whether a request can be admitted. Tokens are checked here only if it cannot: else they are checked as they are copied.
+    fn plan(&self, tokens: &[Token], namespace: &[u8]) -> Result<Admission> {
+        check_len(tokens)?;
+        let blocks = tokens.len().div_ceil(self.config.block_size);
+        let usable = self.config.usable_blocks();
+        if blocks > usable {
+            check_tokens(tokens, 0)?;
+            return Err(Error::NeverFits { needed: blocks, usable });
+        }
+        let found = self.find(tokens, namespace);
+        let admission = Admission { found, blocks };
+        let needed = blocks - admission.hit_blocks();
+        let free = self.num_free_blocks();
+        let evictable = self.num_evictable_blocks() - found.map_or(0, |found| self.idle_blocks(found));
+        let others = self.num_running - self.num_running_pinned;
+        let reserve = if others > 0 { self.config.reserve_blocks() } else { 0 };
+        if needed + reserve > free + evictable {
+            check_tokens(tokens, 0)?;
+            let needed = if needed > free + evictable { needed } else { needed + reserve };
+            return Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks });
+        }
+        Ok(admission)
+    }
+
+    /// Blocks of a found path that are cached now and would be held.
+    fn idle_blocks(&self, found: Found) -> usize {
+        let (mut node, mut count, mut blocks) = (found.node, found.within, 0);
+        while !node.is_root() && !self.index[node].is_held() {
+            blocks += count;
+            node = self.index[node].parent;
+            count = if node.is_root() { 0 } else { self.index[node].run.len() };
+        }
+        blocks
+    }
+
+    /// Gives the sequence its path, table and tail. Refused by the allocator or for a bad token, it has changed nothing that shows.
+    fn carry_out(&mut self, sequence: &mut Sequence, root: NodeId, tokens: &[Token], admission: &Admission, is_admit: bool) -> Result<()> {
+        let block_size = self.config.block_size;
+        let hit_blocks = admission.hit_blocks();
+        let hit_tokens = hit_blocks * block_size;
+        let (tail, bits) = Tail::from_tokens(&tokens[hit_tokens..], block_size)?;
+        if bits >= TOKEN_END {
+            check_tokens(tokens, hit_tokens)?;
+        }
+        let mut table = with_capacity(admission.blocks + TABLE_ROOM)?;
+        let end = match admission.found {
+            Some(found) if found.blocks > 0 => self.end_at(found)?,
+            _ => root,
+        };
+
+        self.hold(end, 1);
+        table.resize(hit_blocks, 0);
+        self.walk_path(end, &mut table, is_admit);
+        self.take(admission.blocks - hit_blocks, &mut table);
+        (sequence.root, sequence.end, sequence.path_blocks) = if is_admit { (root, end, hit_blocks) } else { (sequence.root, end, hit_blocks) };
+        (sequence.table, sequence.tail) = (table, tail);
+        sequence.has_content |= bits >= crate::ids::CONTENT_START;
+        (sequence.num_cached, sequence.num_committed) = (hit_tokens, hit_tokens);
+        self.num_running += 1;
+        self.num_running_pinned += usize::from(sequence.pinned);
+        if is_admit {
+            self.evict.policy().on_admit(Context { sequence: Some(sequence.serial), pinned: sequence.pinned, departure: Departure::Moved }, hit_blocks);
+        }
+        Ok(())
+    }
+
+    /// The node that ends exactly where a found path ends: splits one if need be.
+    pub(super) fn end_at(&mut self, found: Found) -> Result<NodeId> {
+        if found.node.is_root() || found.within == self.index[found.node].run.len() {
+            return Ok(found.node);
+        }
+        let upper = self.index.split(found.node, found.within)?;
+        self.evict.split(found.node, upper);
+        Ok(upper)
+    }
+
+    /// Fills in the ids of a path, and counts a hit of each node if `is_hit`.
+    fn walk_path(&mut self, end: NodeId, table: &mut [BlockId], is_hit: bool) {
+        let (mut node, mut stop) = (end, table.len());
+        while !node.is_root() {
+            let run = &self.index[node].run;
+            let start = stop - run.len();
+            table[start..stop].copy_from_slice(run.blocks(self.config.block_size));
+            if is_hit {
+                self.evict.hit(node);
+            }
+            (node, stop) = (self.index[node].parent, start);
+        }
+    }
+
+    /// A sequence no longer belongs to this root.
+    pub(super) fn drop_root_pin(&mut self, root: NodeId) {
+        self.index.root_mut(root).pins -= 1;
+        self.index.drop_root_if_unused(root);
+    }
+}
+
+/// A prompt has at least one token, and positions fit an i32.
+fn check_len(tokens: &[Token]) -> Result<()> {
+    if tokens.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    if tokens.len() >= TOKEN_END as usize {
+        return Err(Error::Value(format!("{} tokens; a sequence has fewer than 2147483648", tokens.len())));
+    }
+    Ok(())
+}
+
+/// Checks the values from a position on. What was hit needs no check: it equals what was checked before.
+pub(crate) fn check_tokens(tokens: &[Token], from: usize) -> Result<()> {
+    if union_of_bits(&tokens[from..]) < TOKEN_END {
+        return Ok(());
+    }
+    let Some(position) = (from..tokens.len()).find(|&position| tokens[position] >= TOKEN_END) else { return Ok(()) };
+    Err(Error::Token { position, value: i64::from(tokens[position].cast_signed()) })
+}

@@ -1,0 +1,146 @@
+//! Growth: append, extend, slots. Each makes the positions it gives out writable, by copy-on-write where a block is shared.
+
+use super::Pager;
+use super::admit::check_tokens;
+use crate::error::{Error, Result};
+use crate::evict::Departure;
+use crate::ids::{BlockId, CONTENT_START, Handle, TOKEN_END, Token};
+use crate::memory::with_capacity;
+use crate::sequence::Sequence;
+
+impl Pager {
+    /// Adds one token; answers its slot, `block id * block size + offset`.
+    ///
+    /// # Errors
+    /// `Stale`, `Token`, `OutOfBlocks`, `Memory`.
+    pub fn append(&mut self, handle: Handle, token: Token) -> Result<i64> {
+        self.with_running(handle, "append", |pager, sequence| {
+            pager.grow(sequence, &[token])?;
+            Ok(pager.slot(sequence, sequence.len - 1))
+        })
+    }
+
+    /// Adds tokens; answers their slots.
+    ///
+    /// # Errors
+    /// `Stale`, `Token`, `OutOfBlocks`, `Memory`.
+    pub fn extend(&mut self, handle: Handle, tokens: &[Token]) -> Result<Vec<i64>> {
+        self.with_running(handle, "extend", |pager, sequence| {
+            let mut slots = with_capacity(tokens.len())?;
+            pager.grow(sequence, tokens)?;
+            pager.push_slots(sequence, sequence.len - tokens.len(), sequence.len, &mut slots);
+            Ok(slots)
+        })
+    }
+
+    /// Makes positions `start..stop` writable; answers their slots.
+    ///
+    /// # Errors
+    /// `Stale`; `Value` unless `num_committed <= start <= stop <= len`; `OutOfBlocks`, `Memory`.
+    pub fn slots(&mut self, handle: Handle, start: usize, stop: usize) -> Result<Vec<i64>> {
+        self.with_running(handle, "slots", |pager, sequence| {
+            if !(sequence.num_committed <= start && start <= stop && stop <= sequence.len) {
+                return Err(Error::Value(format!(
+                    "slots({start}, {stop}): expected num_committed {} <= start <= stop <= len {}; committed positions are never written again",
+                    sequence.num_committed, sequence.len
+                )));
+            }
+            let mut slots = with_capacity(stop - start)?;
+            if start == stop {
+                return Ok(slots);
+            }
+            let block_size = pager.config.block_size;
+            let range = start / block_size..stop.div_ceil(block_size);
+            let needed = sequence.table[range.clone()].iter().filter(|&&block| !pager.is_writable(block)).count();
+            let mut taken = with_capacity(needed)?;
+            if let Err(error) = pager.check_room(needed) {
+                return pager.refuse(error);
+            }
+            pager.take(needed, &mut taken);
+            let mut taken = taken.into_iter();
+            for position in range {
+                if !pager.is_writable(sequence.table[position])
+                    && let Some(block) = taken.next()
+                {
+                    pager.replace(sequence, position, block);
+                }
+            }
+            pager.push_slots(sequence, start, stop, &mut slots);
+            Ok(slots)
+        })
+    }
+
+    /// The copies that calls on single sequences asked for, (source, target) each, in the order of asking. The queue is empty then.
+    pub fn take_copies(&mut self) -> Vec<(BlockId, BlockId)> {
+        let mut taken = Vec::with_capacity(self.copies.len());
+        while let Some((source, target)) = self.copies.pop() {
+            taken.push((source, target));
+            self.let_go_of_block(source, super::Context { sequence: None, pinned: false, departure: Departure::Copied });
+        }
+        self.counters.copies += taken.len() as u64;
+        taken
+    }
+
+    fn grow(&mut self, sequence: &mut Sequence, tokens: &[Token]) -> Result<()> {
+        let block_size = self.config.block_size;
+        check_tokens(tokens, 0)?;
+        let len = sequence.len + tokens.len();
+        if len >= TOKEN_END as usize {
+            return Err(Error::Value(format!("the sequence would have {len} tokens; it has fewer than 2147483648")));
+        }
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        // The block of the first new position, if the sequence has it already.
+        let shared = (sequence.len % block_size != 0)
+            .then(|| sequence.table.len() - 1)
+            .filter(|&position| !self.is_writable(sequence.table[position]));
+        let growth = len.div_ceil(block_size) - sequence.table.len();
+        let needed = growth + usize::from(shared.is_some());
+        if needed > 0 {
+            if let Err(error) = self.check_room(needed) {
+                return self.refuse(error);
+            }
+            sequence.table.try_reserve(needed)?;
+        }
+        let bits = sequence.tail.extend(tokens, block_size)?;
+        sequence.has_content |= bits >= CONTENT_START;
+        sequence.len = len;
+        if needed > 0 {
+            let end = sequence.table.len();
+            self.take(needed, &mut sequence.table);
+            if let Some(position) = shared {
+                let block = sequence.table.remove(end);
+                self.replace(sequence, position, block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a block of the sequence's own in the place of one that it may not write.
+    fn replace(&mut self, sequence: &mut Sequence, position: usize, block: BlockId) {
+        let old = std::mem::replace(&mut sequence.table[position], block);
+        if position * self.config.block_size < sequence.num_committed {
+            let source = self.copies.origin(old);
+            self.hold_block(source, 1);
+            self.copies.push(source, block);
+        }
+        self.let_go_of_block(old, Self::context(sequence, Departure::Moved));
+    }
+
+    fn slot(&self, sequence: &Sequence, position: usize) -> i64 {
+        let block_size = self.config.block_size;
+        i64::from(sequence.table[position / block_size]) * block_size as i64 + (position % block_size) as i64
+    }
+
+    fn push_slots(&self, sequence: &Sequence, start: usize, stop: usize, slots: &mut Vec<i64>) {
+        let block_size = self.config.block_size;
+        let mut position = start;
+        while position < stop {
+            let end = stop.min((position / block_size + 1) * block_size);
+            let first = self.slot(sequence, position);
+            slots.extend(first..first + (end - position) as i64);
+            position = end;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Invalidation: reset and forget.
+
+use super::Pager;
+use super::admit::check_tokens;
+use crate::config::check_identity;
+use crate::error::{Error, Result};
+use crate::ids::{NodeId, Token};
+
+impl Pager {
+    /// Nothing indexed so far can hit again. Costs the same for every pool: the index starts a new epoch, and what was cached waits, as free
+    /// blocks, until a frame is needed.
+    ///
+    /// # Errors
+    /// `Config` for an identity that is too long.
+    pub fn reset(&mut self, identity: Option<Vec<u8>>) -> Result<()> {
+        if let Some(identity) = identity {
+            check_identity(&identity)?;
+            self.config.identity = identity;
+        }
+        self.evict.retire();
+        self.index.start_epoch();
+        Ok(())
+    }
+
+    /// Drops the last block of an indexed path and all below it from the index; answers how many blocks those were. Cached ones become free;
+    /// held ones stay with their holders.
+    ///
+    /// # Errors
+    /// `Value` unless `tokens` are a whole number of blocks, at least one; `Token`; `Memory`.
+    pub fn forget(&mut self, tokens: &[Token], namespace: &[u8]) -> Result<usize> {
+        let block_size = self.config.block_size;
+        if tokens.is_empty() || tokens.len() % block_size != 0 {
+            return Err(Error::Value(format!("forget takes a whole number of blocks of {block_size} tokens, at least one; got {} tokens", tokens.len())));
+        }
+        check_tokens(tokens, 0)?;
+        let blocks = tokens.len() / block_size;
+        let Some(root) = self.index.find_root(namespace) else { return Ok(0) };
+        let found = self.index.walk(root, tokens, blocks);
+        if found.blocks < blocks {
+            return Ok(0);
+        }
+        if found.within > 1 {
+            // The last block, and what is below it, keeps the node's id.
+            let upper = self.index.split(found.node, found.within - 1)?;
+            self.evict.split(found.node, upper);
+        }
+        Ok(self.drop_subtree(found.node))
+    }
+
+    /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion (I13).
+    fn drop_subtree(&mut self, top: NodeId) -> usize {
+        let mut dropped = 0;
+        self.index.unlink_sibling(top);
+        let mut node = self.deepest_first(top);
+        loop {
+            let (parent, younger) = (self.index[node].parent, self.index[node].younger);
+            dropped += self.index[node].run.len();
+            let is_held = self.index[node].is_held();
+            if !is_held {
+                self.evict.dequeue(node, self.index[node].run.len());
+            }
+            self.index.forget(node);
+            if !is_held {
+                self.free_node(node);
+            }
+            if node == top {
+                return dropped;
+            }
+            node = younger.some().map_or(parent, |younger| self.deepest_first(younger));
+        }
+    }
+
+    fn deepest_first(&self, mut node: NodeId) -> NodeId {
+        while let Some(child) = self.index[node].first_child.some() {
+            node = child;
+        }
+        node
+    }
+}

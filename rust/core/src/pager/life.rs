@@ -1,0 +1,181 @@
+//! The life of a sequence after admission: fork, truncate, preempt, release.
+
+use super::{Context, ExtraHold, Pager};
+use crate::blocks::HOLDERS_MAX;
+use crate::error::{Error, Result};
+use crate::evict::Departure;
+use crate::ids::{CONTENT_START, Handle, NodeId};
+use crate::index::Found;
+use crate::memory::with_capacity;
+use crate::sequence::{Sequence, State};
+use crate::tail::Tail;
+
+impl Pager {
+    /// `count` children that share every block.
+    ///
+    /// # Errors
+    /// `Stale`; `Value` for no child or too many; `Memory`.
+    pub fn fork(&mut self, handle: Handle, count: usize) -> Result<Vec<Handle>> {
+        if count == 0 || count >= HOLDERS_MAX as usize - self.num_running - self.num_preempted {
+            return Err(Error::Value(format!("fork({count}): at least one child, and fewer than 2^30 sequences in all")));
+        }
+        self.with_running(handle, "fork", |pager, sequence| {
+            let mut children = with_capacity(count)?;
+            let mut handles = with_capacity(count)?;
+            pager.sequences.reserve(count)?;
+            for _ in 0..count {
+                children.push(pager.child_of(sequence)?);
+            }
+            let more = count as u32;
+            pager.index.root_mut(sequence.root).pins += more;
+            pager.hold(sequence.end, more);
+            pager.each_table_only(sequence, 0, |pager, block| pager.hold_block(block, more));
+            pager.num_running += count;
+            pager.num_running_pinned += if sequence.pinned { count } else { 0 };
+            for mut child in children {
+                child.serial = pager.sequences.next_serial();
+                handles.push(pager.sequences.insert(child));
+            }
+            Ok(handles)
+        })
+    }
+
+    fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
+        let block_size = self.config.block_size;
+        let mut table = with_capacity(parent.table.len())?;
+        table.extend_from_slice(&parent.table);
+        let mut tail = Tail::default();
+        for slice in parent.tail.slices(block_size) {
+            tail.extend(slice, block_size)?;
+        }
+        Ok(Box::new(Sequence { table, tail, lost_tokens: 0, ..*parent }))
+    }
+
+    /// Keeps the first `len` tokens.
+    ///
+    /// # Errors
+    /// `Stale`; `Value` unless `1 <= len <= the sequence's`; `Memory`.
+    pub fn truncate(&mut self, handle: Handle, len: usize) -> Result<()> {
+        self.with_running(handle, "truncate", |pager, sequence| {
+            if len == 0 || len > sequence.len {
+                return Err(Error::Value(format!("truncate({len}): expected 1..={}", sequence.len)));
+            }
+            let blocks = len.div_ceil(pager.config.block_size);
+            if len / pager.config.block_size < sequence.path_blocks {
+                pager.cut_path(sequence, len)?;
+            } else {
+                let context = Self::context(sequence, Departure::Moved);
+                let path_tokens = sequence.path_blocks * pager.config.block_size;
+                pager.each_table_only(sequence, blocks, |pager, block| pager.let_go_of_block(block, context));
+                sequence.tail.truncate(len - path_tokens, pager.config.block_size);
+            }
+            sequence.table.truncate(blocks);
+            sequence.len = len;
+            sequence.num_cached = sequence.num_cached.min(len);
+            sequence.num_committed = sequence.num_committed.min(len);
+            Ok(())
+        })
+    }
+
+    /// The new end lies on the path: the path ends there, and a block that the cut goes through stays in the table, shared and partial.
+    fn cut_path(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
+        let block_size = self.config.block_size;
+        let (path_blocks, blocks) = (len / block_size, len.div_ceil(block_size));
+        // Whatever can be refused comes first; splits do not show.
+        let (partial, tail) = self.partial_block(sequence, path_blocks, len % block_size)?;
+        let end = self.end_at(self.place(sequence, path_blocks))?;
+
+        self.hold(end, 1);
+        if let Some(node) = partial {
+            let extra = self.extra_holds.entry(sequence.table[path_blocks]).or_insert(ExtraHold { node, holds: 0 });
+            extra.holds += 1;
+            self.hold(node, 1);
+        }
+        let context = Self::context(sequence, Departure::Moved);
+        self.each_table_only(sequence, blocks, |pager, block| pager.let_go_of_block(block, context));
+        self.let_go(sequence.end, context);
+        if sequence.first_duplicate >= path_blocks {
+            sequence.first_duplicate = Sequence::NO_DUPLICATE;
+        }
+        (sequence.end, sequence.path_blocks) = (end, path_blocks);
+        sequence.has_content |= tail.1 >= CONTENT_START;
+        sequence.tail = tail.0;
+        Ok(())
+    }
+
+    /// For a cut that leaves `rest` tokens of the block at `position` of the path: the node that ends with that block, if the table has it
+    /// too (and no duplicate of it), and a tail of these tokens.
+    fn partial_block(&mut self, sequence: &Sequence, position: usize, rest: usize) -> Result<(Option<NodeId>, (Tail, u32))> {
+        if rest == 0 {
+            return Ok((None, (Tail::default(), 0)));
+        }
+        let block_size = self.config.block_size;
+        let node = self.end_at(self.place(sequence, position + 1))?;
+        let run = &self.index[node].run;
+        let last = run.len() - 1;
+        let tail = Tail::from_tokens(&run.tokens(block_size)[last * block_size..][..rest], block_size)?;
+        let is_shared = run.blocks(block_size)[last] == sequence.table[position];
+        Ok((is_shared.then_some(node), tail))
+    }
+
+    /// The place where the first `blocks` blocks of the sequence's path end.
+    fn place(&self, sequence: &Sequence, blocks: usize) -> Found {
+        let end = sequence.end;
+        let within = if end.is_root() { 0 } else { self.index[end].run.len() };
+        self.index.locate(Found { node: end, within, blocks: sequence.path_blocks }, blocks)
+    }
+
+    /// Gives all blocks back; the handle and the tokens stay.
+    ///
+    /// # Errors
+    /// `Stale`; `Memory`.
+    pub fn preempt(&mut self, handle: Handle) -> Result<()> {
+        self.with_running(handle, "preempt", |pager, sequence| {
+            let mut tokens = with_capacity(sequence.len)?;
+            pager.copy_tokens(sequence, &mut tokens);
+            let (tail, bits) = Tail::from_tokens(&tokens, pager.config.block_size)?;
+            pager.give_back(sequence, Self::context(sequence, Departure::Preempted));
+            sequence.tail = tail;
+            sequence.has_content |= bits >= CONTENT_START;
+            sequence.state = State::Preempted;
+            (sequence.end, sequence.path_blocks) = (sequence.root, 0);
+            sequence.table = Vec::new();
+            sequence.first_duplicate = Sequence::NO_DUPLICATE;
+            sequence.lost_tokens = std::mem::take(&mut sequence.num_committed);
+            sequence.num_cached = 0;
+            pager.num_preempted += 1;
+            pager.counters.preemptions += 1;
+            Ok(())
+        })
+    }
+
+    /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
+    pub fn release(&mut self, handle: Handle, departure: Departure) {
+        let Some(sequence) = self.sequences.take(handle) else {
+            self.counters.noop_calls += 1;
+            return;
+        };
+        match sequence.state {
+            State::Running => self.give_back(&sequence, Self::context(&sequence, departure)),
+            State::Preempted => self.num_preempted -= 1,
+        }
+        self.drop_root_pin(sequence.root);
+        self.sequences.retire(handle);
+        self.counters.clock_ticks += 1;
+    }
+
+    /// Ends a sequence whose handle was dropped; does nothing if it was released in the meantime.
+    pub fn release_dropped(&mut self, handle: Handle) {
+        if self.sequences.get(handle).is_some() {
+            self.release(handle, Departure::Aborted);
+            self.counters.dropped_handles += 1;
+        }
+    }
+
+    fn give_back(&mut self, sequence: &Sequence, context: Context) {
+        self.each_table_only(sequence, 0, |pager, block| pager.let_go_of_block(block, context));
+        self.let_go(sequence.end, context);
+        self.num_running -= 1;
+        self.num_running_pinned -= usize::from(sequence.pinned);
+    }
+}

@@ -1,0 +1,342 @@
+//! The pager: the only meeting point of pool, index, eviction and copies. It orders the calls below it.
+//!
+//! Every call first decides whether it can succeed (blocks, memory, arguments), then changes state by steps that cannot fail (I7).
+//! The files beside this one hold a kind of call each; this one holds the state and the three things they all do: hold, let go, take.
+
+mod admit;
+mod grow;
+mod invalidate;
+mod life;
+mod publish;
+mod read;
+
+use std::collections::BTreeMap;
+
+use crate::blocks::{Blocks, State as BlockState};
+use crate::config::Config;
+use crate::copies::Copies;
+use crate::error::{Error, Result};
+use crate::evict::{Context, Departure, Eviction};
+use crate::hash::Key;
+use crate::ids::{BlockId, Handle, NodeId};
+use crate::index::Index;
+use crate::sequence::{Sequence, State};
+use crate::slab::Slab;
+use crate::stats::Counters;
+
+pub use admit::PrefixMatch;
+pub(crate) use admit::check_tokens;
+
+/// A KV-cache pager.
+#[derive(Debug)]
+pub struct Pager {
+    pub(crate) config: Config,
+    pub(crate) blocks: Blocks,
+    pub(crate) index: Index,
+    pub(crate) evict: Eviction,
+    pub(crate) copies: Copies,
+    pub(crate) sequences: Slab<Sequence>,
+    /// Indexed blocks that somebody holds beside the paths that lead to them: a table entry below its sequence's path, or a queued
+    /// copy. Such a block is the last of its node's run, and each such hold is one of that node's pins. Rare: forks of what was not yet
+    /// committed, and sequences truncated into a published block.
+    pub(crate) extra_holds: BTreeMap<BlockId, ExtraHold>,
+    pub(crate) counters: Counters,
+    /// Running sequences, and how many of those only hold a prefix.
+    pub(crate) num_running: usize,
+    pub(crate) num_running_pinned: usize,
+    pub(crate) num_preempted: usize,
+}
+
+/// Holds of an indexed block that are no paths.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExtraHold {
+    pub node: NodeId,
+    pub holds: u32,
+}
+
+impl Pager {
+    /// A pager with an empty pool.
+    ///
+    /// # Errors
+    /// `Config` for a setting outside its limits; `Memory` if the allocator refuses.
+    pub fn new(config: Config) -> Result<Self> {
+        let key = Key::from_seed(config.seed);
+        Self::with_key(config, key)
+    }
+
+    /// A pager with a hash key of the caller's choice. For tests of collisions only.
+    ///
+    /// # Errors
+    /// As `new`.
+    #[doc(hidden)]
+    pub fn with_key(config: Config, key: Key) -> Result<Self> {
+        config.validate()?;
+        Ok(Self {
+            blocks: Blocks::new(config.num_blocks, config.null_block)?,
+            index: Index::new(config.num_blocks, config.block_size, key)?,
+            evict: Eviction::new(config.policy, config.num_blocks)?,
+            copies: Copies::default(),
+            sequences: Slab::new(),
+            extra_holds: BTreeMap::new(),
+            counters: Counters::default(),
+            num_running: 0,
+            num_running_pinned: 0,
+            num_preempted: 0,
+            config,
+        })
+    }
+
+    // ---- sequences -------------------------------------------------------------------------------------------------
+
+    /// Runs `call` on a running sequence.
+    fn with_running<R>(&mut self, handle: Handle, name: &'static str, call: impl FnOnce(&mut Self, &mut Sequence) -> Result<R>) -> Result<R> {
+        self.with_state(handle, name, State::Running, call)
+    }
+
+    fn with_state<R>(
+        &mut self,
+        handle: Handle,
+        name: &'static str,
+        state: State,
+        call: impl FnOnce(&mut Self, &mut Sequence) -> Result<R>,
+    ) -> Result<R> {
+        let Some(mut sequence) = self.sequences.take(handle) else {
+            return Err(Error::Stale { sequence: handle.serial, state: "released", call: name });
+        };
+        let result = if sequence.state == state {
+            call(self, &mut sequence)
+        } else {
+            Err(Error::Stale { sequence: handle.serial, state: sequence.state.name(), call: name })
+        };
+        self.sequences.put_back(handle, sequence);
+        result
+    }
+
+    /// Counts a call that is refused for want of blocks.
+    fn refuse<R>(&mut self, error: Error) -> Result<R> {
+        if matches!(error, Error::OutOfBlocks { .. } | Error::NeverFits { .. }) {
+            self.counters.refused_calls += 1;
+        }
+        Err(error)
+    }
+
+    // ---- hold and let go -------------------------------------------------------------------------------------------
+
+    /// Pins a node: it and all above it are held.
+    fn hold(&mut self, end: NodeId, pins: u32) {
+        if end.is_root() {
+            return;
+        }
+        let mut node = end;
+        let mut was_idle = self.index.pin(node, pins);
+        while was_idle {
+            self.evict.dequeue(node, self.index[node].run.len());
+            let parent = self.index[node].parent;
+            if parent.is_root() {
+                break;
+            }
+            was_idle = self.index.add_held_child(parent);
+            node = parent;
+        }
+    }
+
+    /// Unpins a node. What nobody holds any more becomes cached, or free if it was forgotten, deepest first.
+    fn let_go(&mut self, end: NodeId, context: Context) {
+        if end.is_root() {
+            return;
+        }
+        let mut node = end;
+        let mut is_idle = self.index.unpin(node);
+        while is_idle {
+            let parent = self.index[node].parent;
+            self.settle(node, context);
+            if parent.is_root() {
+                break;
+            }
+            is_idle = self.index.remove_held_child(parent);
+            node = parent;
+        }
+        self.rebalance();
+    }
+
+    /// The last holder of a node left.
+    fn settle(&mut self, node: NodeId, context: Context) {
+        if self.index.is_live(node) {
+            let run = &mut self.index[node].run;
+            run.shrink(self.config.block_size);
+            let blocks = run.len();
+            self.evict.enqueue(node, blocks, self.counters.clock_ticks, context);
+        } else {
+            self.free_node(node);
+        }
+    }
+
+    /// Frees the blocks of a dead node, deepest first, and the node.
+    fn free_node(&mut self, node: NodeId) {
+        let run = std::mem::take(&mut self.index[node].run);
+        for &block in run.blocks(self.config.block_size).iter().rev() {
+            self.free(block);
+        }
+        self.index.remove(node);
+    }
+
+    /// Moves what the policy finds too much in one queue to another, block by block: a node in part is split.
+    fn rebalance(&mut self) {
+        while let Some(excess) = self.evict.excess() {
+            let Some(node) = self.evict.coldest_of(excess.from) else { break };
+            let blocks = self.index[node].run.len();
+            if blocks > excess.blocks {
+                // The deeper part moves. Without memory for a split the queue stays too long for now.
+                let Ok(upper) = self.index.split(node, blocks - excess.blocks) else { break };
+                self.evict.split(node, upper);
+            }
+            self.evict.demote(node, blocks.min(excess.blocks), excess.to);
+        }
+    }
+
+    /// One more table entry or queued copy holds a block that is in somebody's table already.
+    fn hold_block(&mut self, block: BlockId, holds: u32) {
+        if let Some(extra) = self.extra_holds.get_mut(&block) {
+            extra.holds += holds;
+            let node = extra.node;
+            self.hold(node, holds);
+        } else {
+            self.blocks.hold(block, holds);
+        }
+    }
+
+    /// A table entry outside its sequence's path, or a queued copy, lets go of a block.
+    fn let_go_of_block(&mut self, block: BlockId, context: Context) {
+        if let Some(extra) = self.extra_holds.get_mut(&block) {
+            extra.holds -= 1;
+            let node = extra.node;
+            if extra.holds == 0 {
+                self.extra_holds.remove(&block);
+            }
+            self.let_go(node, context);
+        } else if self.blocks.let_go(block) {
+            self.free(block);
+        }
+    }
+
+    /// Pushes a block that nobody holds; a copy that was to fill it is withdrawn.
+    fn free(&mut self, block: BlockId) {
+        self.blocks.push(block);
+        self.withdraw_copy_into(block);
+    }
+
+    fn withdraw_copy_into(&mut self, block: BlockId) {
+        if !self.copies.is_empty()
+            && let Some(source) = self.copies.withdraw(block)
+        {
+            self.let_go_of_block(source, Context { sequence: None, pinned: false, departure: Departure::Copied });
+        }
+    }
+
+    /// Calls `f` with each table entry from position `from` on that is not on the sequence's path, deepest first.
+    fn each_table_only(&mut self, sequence: &Sequence, from: usize, mut f: impl FnMut(&mut Self, BlockId)) {
+        for &block in sequence.table[from.max(sequence.path_blocks)..].iter().rev() {
+            f(self, block);
+        }
+        let from = from.max(sequence.first_duplicate);
+        let (mut node, mut end) = (sequence.end, sequence.path_blocks);
+        while end > from {
+            let start = end - self.index[node].run.len();
+            for position in (start.max(from)..end).rev() {
+                let block = sequence.table[position];
+                if block != self.index[node].run.blocks(self.config.block_size)[position - start] {
+                    f(self, block);
+                }
+            }
+            (node, end) = (self.index[node].parent, start);
+        }
+    }
+
+    // ---- take ------------------------------------------------------------------------------------------------------
+
+    /// Free blocks, those of before a reset included.
+    #[must_use]
+    pub fn num_free_blocks(&self) -> usize {
+        self.blocks.num_free() + self.evict.num_stale()
+    }
+
+    /// Cached blocks that a call could evict: in one tier, all of them.
+    #[must_use]
+    pub fn num_evictable_blocks(&self) -> usize {
+        self.evict.evictable()
+    }
+
+    /// Can `needed` blocks be taken?
+    fn check_room(&self, needed: usize) -> Result<()> {
+        let (free, evictable) = (self.num_free_blocks(), self.num_evictable_blocks());
+        if needed <= free + evictable {
+            return Ok(());
+        }
+        Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks })
+    }
+
+    /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by eviction (I8). They are
+    /// private, held once.
+    fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
+        let wanted = out.len() + count;
+        while out.len() < wanted {
+            let Some(block) = self.blocks.pop() else { break };
+            out.push(block);
+        }
+        while out.len() < wanted {
+            let before = out.len();
+            // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that moment.
+            let most = if self.copies.is_empty() { wanted - before } else { 1 };
+            let stale = self.evict.stalest();
+            let Some(node) = stale.or_else(|| self.evict.victim()) else {
+                unreachable!("I8: the room for {count} blocks was checked");
+            };
+            let blocks = &mut self.blocks;
+            let taken = self.index.pop_tail(node, most, |block| {
+                blocks.set_private(block);
+                out.push(block);
+            });
+            let is_empty = self.index[node].run.is_empty();
+            if stale.is_some() {
+                self.evict.take_stale(node, taken, is_empty);
+            } else {
+                let slot = self.evict.slot(node);
+                self.counters.evicted_blocks += taken as u64;
+                self.counters.evicted_idle_ticks += taken as u64 * (self.counters.clock_ticks - slot.idle_since());
+                self.counters.evicted_hits += taken as u64 * u64::from(slot.hits());
+                self.evict.evict(node, taken);
+                if is_empty {
+                    self.evict.dequeue(node, 0);
+                }
+            }
+            if is_empty {
+                self.index.remove(node);
+            }
+            for &block in &out[before..] {
+                self.withdraw_copy_into(block);
+            }
+        }
+    }
+
+    /// What the pager has of a sequence for its policy.
+    fn context(sequence: &Sequence, departure: Departure) -> Context {
+        Context { sequence: Some(sequence.serial), pinned: sequence.pinned, departure }
+    }
+
+    /// May the sequence write to this block? Copies that read it are carried out before any kernel writes.
+    fn is_writable(&self, block: BlockId) -> bool {
+        self.blocks.is_sole(block)
+            || match self.blocks.state(block) {
+                BlockState::Private(holders) => holders - self.copies.readers(block) == 1,
+                BlockState::Indexed | BlockState::Free => false,
+            }
+    }
+
+    // ---- settings --------------------------------------------------------------------------------------------------
+
+    /// The settings.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+}

@@ -1,0 +1,168 @@
+//! Commit, and publishing what has become full and computed (I4, I5).
+
+use super::{ExtraHold, Pager};
+use crate::blocks::State as BlockState;
+use crate::content;
+use crate::error::{Error, Result};
+use crate::evict::Departure;
+use crate::ids::{Handle, NodeId};
+use crate::sequence::Sequence;
+
+impl Pager {
+    /// The KV of all positions below `end` (all, if none is given) is written. Full blocks become findable.
+    ///
+    /// # Errors
+    /// `Stale`; `Value` past the sequence's end.
+    pub fn commit(&mut self, handle: Handle, end: Option<usize>) -> Result<()> {
+        self.with_running(handle, "commit", |pager, sequence| {
+            let end = end.unwrap_or(sequence.len);
+            if end > sequence.len {
+                return Err(Error::Value(format!("commit({end}): the sequence has {} tokens", sequence.len)));
+            }
+            if end > sequence.num_committed {
+                sequence.num_committed = end;
+                if end / pager.config.block_size > sequence.path_blocks {
+                    pager.publish(sequence);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Publishes the full committed blocks below the path. Where the allocator refuses, the rest waits for the next commit.
+    fn publish(&mut self, sequence: &mut Sequence) {
+        if !self.config.prefix_cache || !self.index.is_live(sequence.end) {
+            return;
+        }
+        let start = sequence.path_blocks;
+        let mut end = sequence.num_committed / self.config.block_size;
+        if sequence.has_content {
+            end = start + self.whole_runs(sequence, end - start);
+        }
+        while sequence.path_blocks < end {
+            let limit = end - sequence.path_blocks;
+            let first_block = &sequence.tail.first(self.config.block_size)[..self.config.block_size];
+            let done = match self.index.find_child(sequence.end, first_block) {
+                Some(child) => self.follow(sequence, child, limit),
+                None => self.add(sequence, limit),
+            };
+            if !done {
+                break;
+            }
+        }
+        self.evict.policy().on_commit(Self::context(sequence, Departure::Moved), sequence.path_blocks - start);
+    }
+
+    /// How many of the next `limit` blocks may be published so that no run of content tokens is published in part, and none continues below
+    /// blocks of the index that agree with only a part of it.
+    fn whole_runs(&self, sequence: &Sequence, limit: usize) -> usize {
+        let block_size = self.config.block_size;
+        let tail = &sequence.tail;
+        let cut = |blocks| content::cut_back(tail.len(), |at| tail.get(at, block_size), blocks, block_size);
+        let limit = cut(limit);
+        let indexed = self.indexed_blocks(sequence, limit);
+        let whole = cut(indexed);
+        if whole < indexed { whole } else { limit }
+    }
+
+    /// How many of the next `limit` blocks the index has below the sequence's path.
+    fn indexed_blocks(&self, sequence: &Sequence, limit: usize) -> usize {
+        let block_size = self.config.block_size;
+        let mut rest = Vec::with_capacity(limit * block_size);
+        rest.extend(sequence.tail.slices(block_size).flatten().take(limit * block_size));
+        self.index.walk(sequence.end, &rest, limit).blocks
+    }
+
+    /// The next blocks are indexed already: the child joins the path. Where the table names other blocks, it keeps them: duplicates.
+    fn follow(&mut self, sequence: &mut Sequence, child: NodeId, limit: usize) -> bool {
+        let block_size = self.config.block_size;
+        let common = sequence.tail.common_blocks(&self.index[child].run, limit, block_size);
+        let mut node = child;
+        if common < self.index[child].run.len() {
+            let Ok(upper) = self.index.split(child, common) else { return false };
+            self.evict.split(child, upper);
+            node = upper;
+        }
+        self.hold(node, 1);
+        self.let_go(sequence.end, Self::context(sequence, Departure::Moved));
+        for offset in 0..common {
+            let position = sequence.path_blocks + offset;
+            let block = sequence.table[position];
+            if block == self.index[node].run.blocks(block_size)[offset] {
+                // A fork's parent published the block that both have. The path holds it from now on.
+                self.let_go_of_block(block, Self::context(sequence, Departure::Moved));
+            } else {
+                sequence.first_duplicate = sequence.first_duplicate.min(position);
+            }
+        }
+        sequence.end = node;
+        sequence.path_blocks += common;
+        sequence.tail.advance(common, block_size);
+        true
+    }
+
+    /// The next blocks are new to the index.
+    fn add(&mut self, sequence: &mut Sequence, limit: usize) -> bool {
+        let block_size = self.config.block_size;
+        let start = sequence.path_blocks;
+        let limit = limit.min(sequence.tail.first(block_size).len() / block_size);
+        let next = &sequence.table[start..start + limit];
+        let sole = next.iter().take_while(|&&block| self.blocks.is_sole(block)).count();
+        if sole == 0 {
+            return self.add_shared(sequence);
+        }
+        if let Some(room) = self.room_to_grow(sequence.end) {
+            let count = sole.min(room);
+            for position in start..start + count {
+                let tokens = &sequence.tail.first(block_size)[(position - start) * block_size..][..block_size];
+                self.index[sequence.end].run.push(tokens, sequence.table[position], block_size);
+                self.blocks.set_indexed(sequence.table[position]);
+            }
+            sequence.tail.advance(count, block_size);
+            sequence.path_blocks += count;
+            return true;
+        }
+        self.add_node(sequence, sole).is_some()
+    }
+
+    /// Room in a node that can grow in place: nobody else would see the new blocks as part of what they hold or hit.
+    fn room_to_grow(&self, end: NodeId) -> Option<usize> {
+        if end.is_root() {
+            return None;
+        }
+        let node = &self.index[end];
+        let is_own_leaf = node.pins == 1 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
+        let room = node.run.capacity() - node.run.len();
+        (is_own_leaf && room > 0).then_some(room)
+    }
+
+    /// A block that others hold, too, gets a node of its own, and each of their holds becomes a pin of it.
+    fn add_shared(&mut self, sequence: &mut Sequence) -> bool {
+        let block = sequence.table[sequence.path_blocks];
+        let BlockState::Private(holders) = self.blocks.state(block) else {
+            // It has been indexed before and was forgotten: it waits until it is freed.
+            return false;
+        };
+        let Some(node) = self.add_node(sequence, 1) else { return false };
+        self.index.pin(node, holders - 1);
+        self.extra_holds.insert(block, ExtraHold { node, holds: holders - 1 });
+        true
+    }
+
+    fn add_node(&mut self, sequence: &mut Sequence, count: usize) -> Option<NodeId> {
+        let block_size = self.config.block_size;
+        let mut run = sequence.tail.take_run(count, block_size).ok()?;
+        let blocks = &sequence.table[sequence.path_blocks..sequence.path_blocks + count];
+        run.set_blocks(blocks, block_size);
+        for &block in blocks {
+            self.blocks.set_indexed(block);
+        }
+        let node = self.index.insert(sequence.end, run);
+        self.evict.start(node);
+        self.hold(node, 1);
+        self.let_go(sequence.end, Self::context(sequence, Departure::Moved));
+        sequence.end = node;
+        sequence.path_blocks += count;
+        Some(node)
+    }
+}

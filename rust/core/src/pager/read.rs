@@ -1,0 +1,71 @@
+//! What callers read: none of these calls changes anything.
+
+use super::Pager;
+use crate::error::{Error, Result};
+use crate::ids::{Handle, Token};
+use crate::sequence::{Sequence, State};
+use crate::stats::Stats;
+
+impl Pager {
+    /// The sequence behind a handle, running or preempted.
+    ///
+    /// # Errors
+    /// `Stale` once it is released.
+    pub fn sequence(&self, handle: Handle, call: &'static str) -> Result<&Sequence> {
+        self.sequences.get(handle).ok_or(Error::Stale { sequence: handle.serial, state: "released", call })
+    }
+
+    /// The sequence behind a handle, which must be running.
+    ///
+    /// # Errors
+    /// `Stale` if it is not.
+    pub fn running(&self, handle: Handle, call: &'static str) -> Result<&Sequence> {
+        let sequence = self.sequence(handle, call)?;
+        match sequence.state {
+            State::Running => Ok(sequence),
+            State::Preempted => Err(Error::Stale { sequence: handle.serial, state: "preempted", call }),
+        }
+    }
+
+    /// The encoded namespace of a sequence.
+    #[must_use]
+    pub fn namespace(&self, sequence: &Sequence) -> &[u8] {
+        &self.index.root(sequence.root).name
+    }
+
+    /// Appends a sequence's tokens to `out`, which has room for them.
+    pub fn copy_tokens(&self, sequence: &Sequence, out: &mut Vec<Token>) {
+        let block_size = self.config.block_size;
+        let start = out.len();
+        out.resize(start + sequence.path_blocks * block_size, 0);
+        let (mut node, mut stop) = (sequence.end, out.len());
+        while !node.is_root() {
+            let tokens = self.index[node].run.tokens(block_size);
+            let from = stop - tokens.len();
+            out[from..stop].copy_from_slice(tokens);
+            (node, stop) = (self.index[node].parent, from);
+        }
+        for slice in sequence.tail.slices(block_size) {
+            out.extend_from_slice(slice);
+        }
+    }
+
+    /// Gauges and counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let total_blocks = self.config.num_blocks;
+        let reserved_blocks = total_blocks - self.config.usable_blocks();
+        let (free_blocks, cached_blocks) = (self.num_free_blocks(), self.num_evictable_blocks());
+        Stats {
+            total_blocks,
+            free_blocks,
+            cached_blocks,
+            active_blocks: total_blocks - reserved_blocks - free_blocks - cached_blocks,
+            reserved_blocks,
+            evictable_blocks: cached_blocks,
+            running_sequences: self.num_running,
+            preempted_sequences: self.num_preempted,
+            counters: self.counters,
+        }
+    }
+}

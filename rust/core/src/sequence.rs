@@ -1,0 +1,64 @@
+//! What the pager keeps of a sequence.
+
+use crate::ids::{BlockId, NodeId};
+use crate::tail::Tail;
+
+/// May it be stepped?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It holds blocks.
+    Running,
+    /// It holds its tokens only.
+    Preempted,
+}
+
+impl State {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Preempted => "preempted",
+        }
+    }
+}
+
+/// One running or preempted sequence.
+///
+/// Its tokens are split in two: those of `path_blocks` blocks lie in the tree, between `root` and `end`; the rest in `tail`.
+#[derive(Debug)]
+pub struct Sequence {
+    /// Its number.
+    pub serial: u64,
+    /// May it be stepped?
+    pub state: State,
+    /// Does it only hold a prefix (`pin=True`)?
+    pub pinned: bool,
+    /// Has the tail ever had a content token?
+    pub has_content: bool,
+    /// Its namespace.
+    pub root: NodeId,
+    /// The node at the end of its path, pinned once by it; the root for an empty path.
+    pub end: NodeId,
+    /// Blocks of its path.
+    pub path_blocks: usize,
+    /// First table position whose block is not the path's although the path covers it (a duplicate); none: `usize::MAX`.
+    pub first_duplicate: usize,
+    /// Logical block -> physical block.
+    pub table: Vec<BlockId>,
+    /// Tokens after the path.
+    pub tail: Tail,
+    /// Tokens.
+    pub len: usize,
+    /// Found cached at admission.
+    pub num_cached: usize,
+    /// KV written.
+    pub num_committed: usize,
+    /// `num_committed` when it was preempted.
+    pub lost_tokens: usize,
+}
+
+impl Sequence {
+    /// No table entry is a duplicate of the path's.
+    pub const NO_DUPLICATE: usize = usize::MAX;
+}
