@@ -1,7 +1,7 @@
 """Replay a request trace through the pager and count hits, saved tokens and evictions, to the block.
 
     from kvpager.replay import PoolSize, replay
-    from kvpager.traces import read_trace
+    from ..traces import read_trace
 
     for row in replay(read_trace("trace.jsonl"), policies=["lru"], sizes=[PoolSize.parse("5%")]):
         print(row.hit_rate, row.evicted_blocks)
@@ -20,10 +20,10 @@ How a replay counts:
 `kvpager.replay.schedule` says in which order arrivals and finishes are taken.
 """
 
-from kvpager.replay.columns import Outputs, ReplayColumns, Service, build_columns
-from kvpager.replay.runs import PoolSize, ReplayRow, replay
-from kvpager.replay.schedule import ReferenceReplay, Schedule
-from kvpager.replay.tokens import TokenChains, TokenReplay
+from .columns import Outputs, ReplayColumns, Service, build_columns
+from .runs import PoolSize, ReplayRow, replay
+from .schedule import ReferenceReplay, Schedule
+from .tokens import TokenChains, TokenReplay
 
 __all__ = [
     "Outputs",

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpager.traces import Ragged, Trace
+from ..traces import Ragged, Trace
 
 Outputs = Literal["none", "fresh", "recorded"]
 Service = Literal["none", "model"]

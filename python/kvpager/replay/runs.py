@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from kvpager.replay.columns import Outputs, ReplayColumns, Service, build_columns
-from kvpager.replay.tokens import TokenChains, TokenReplay
-from kvpager.traces import Progress, Trace
+from ..traces import Progress, Trace
+from .columns import Outputs, ReplayColumns, Service, build_columns
+from .tokens import TokenChains, TokenReplay
 
 POLICIES = ("lru", "slru")
 DEFAULT_TOKEN_BLOCK_SIZE = 16
@@ -139,10 +139,10 @@ class Replays:
     def _engine(self, policy: str, num_blocks: int) -> Engine:
         # Imported here, so that reading and checking a trace needs no compiled module.
         if self.chains is not None:
-            from kvpager import Pager
+            from .. import Pager
 
             return TokenReplay(self.chains, Pager(num_blocks, self.block_size, policy=policy), self.service)
-        from kvpager._core import Replay
+        from .._core import Replay
 
         c: ReplayColumns = self.columns
         return Replay(c.ids, c.offsets, c.prompt_blocks, c.arrivals_s, c.service_s, num_blocks, policy)

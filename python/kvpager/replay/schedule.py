@@ -21,7 +21,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpager.errors import NeverFits
+from ..errors import NeverFits
 
 
 class Schedule(ABC):

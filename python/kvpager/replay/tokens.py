@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpager.replay.columns import MAX_IDS, Outputs, ReplayColumns, Service, answer_blocks, times
-from kvpager.replay.schedule import Schedule
-from kvpager.traces import Trace
+from ..traces import Trace
+from .columns import MAX_IDS, Outputs, ReplayColumns, Service, answer_blocks, times
+from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from kvpager import Pager, Sequence
+    from .. import Pager, Sequence, reference
 
 
 class TokenChains:
@@ -71,10 +71,10 @@ class TokenChains:
 class TokenReplay(Schedule):
     """A replay on a pager, the compiled one or the reference, by the calls that a server would make."""
 
-    def __init__(self, chains: TokenChains, pager: Pager, service: Service) -> None:
+    def __init__(self, chains: TokenChains, pager: Pager | reference.Pager, service: Service) -> None:
         super().__init__(len(chains), *times(chains.trace, service))
         self._chains, self._pager = chains, pager
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, Sequence | reference.Sequence] = {}
         self._hit_blocks = self._active_max = 0
 
     def _admit(self, index: int) -> bool:

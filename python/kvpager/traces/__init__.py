@@ -11,7 +11,7 @@ Whatever is wrong with a file ends in one `TraceError` that names the file, the 
 reader that guessed would make a replay count something else than the file says.
 """
 
-from kvpager.traces.columns import Ragged, Trace, read_trace
-from kvpager.traces.reading import Form, Progress, Request, TraceError, iter_requests
+from .columns import Ragged, Trace, read_trace
+from .reading import Form, Progress, Request, TraceError, iter_requests
 
 __all__ = ["Form", "Progress", "Ragged", "Request", "Trace", "TraceError", "iter_requests", "read_trace"]

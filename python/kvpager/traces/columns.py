@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpager.traces.reading import Form, Progress, TraceError, iter_requests
+from .reading import Form, Progress, TraceError, iter_requests
 
 
 @dataclass(frozen=True, slots=True)

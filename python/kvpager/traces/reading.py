@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpager.errors import KvPagerError
+from ..errors import KvPagerError
 
 Form = Literal["ids", "tokens", "lengths"]
 Progress = Callable[[int, int], None]
