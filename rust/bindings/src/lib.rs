@@ -1,1 +1,54 @@
+//! kvpager's Python extension: argument shaping, one lock, numpy in and out, errors. No algorithm lives here.
 
+// PyO3's conversions of self and arguments are by value where clippy would prefer references.
+#![allow(clippy::needless_pass_by_value)]
+
+mod buffers;
+mod errors;
+mod namespace;
+mod pager;
+mod replay;
+mod sequence;
+mod shared;
+mod tokens;
+
+use pyo3::prelude::*;
+
+/// The compiled part of kvpager. Import `kvpager` instead.
+#[pymodule]
+mod _core {
+    use pyo3::prelude::*;
+    use pyo3::types::PyDict;
+
+    #[pymodule_export]
+    use super::pager::PyPager;
+    #[pymodule_export]
+    use super::replay::PyReplay;
+    #[pymodule_export]
+    use super::sequence::PySequence;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    /// build_info()
+    /// --
+    ///
+    /// How this extension was built: `version`, `debug` (unoptimised?), `target`, `abi`.
+    #[pyfunction]
+    fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let info = PyDict::new(py);
+        info.set_item("version", env!("CARGO_PKG_VERSION"))?;
+        info.set_item("debug", cfg!(debug_assertions))?;
+        info.set_item("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS))?;
+        info.set_item("abi", "abi3-py311")?;
+        Ok(info)
+    }
+
+    /// Called in the child after `os.fork()`: pagers made before are refused from now on.
+    #[pyfunction]
+    fn _mark_forked() {
+        super::shared::mark_forked();
+    }
+}

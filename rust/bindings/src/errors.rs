@@ -1,0 +1,72 @@
+//! Core errors as Python exceptions. The classes live in `kvpager.errors`, where Python can pickle and document them.
+
+use kvpager_core::Error;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyModule, PyTuple};
+
+/// An exception of `kvpager.errors`. If even that fails, the failure is the exception.
+fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let built = MODULE
+        .get_or_try_init(py, || PyModule::import(py, "kvpager.errors").map(Bound::unbind))
+        .and_then(|module| module.bind(py).getattr(class))
+        .and_then(|class| class.call1(arguments));
+    built.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The exception for a refused call of the core.
+pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
+    match error {
+        Error::OutOfBlocks { needed, free, evictable, total } => raise(py, "OutOfBlocks", (needed, free, evictable, total, PyTuple::empty(py))),
+        Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
+        Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
+        Error::Token { position, value } => {
+            raise(py, "TokenError", (format!("token at position {position} must be 0..2147483647, not {value}"), position, value))
+        }
+        Error::EmptyPrompt => raise(py, "TokenError", ("the prompt is empty: it needs at least one token",)),
+        Error::Config(message) => config_error(py, message),
+        Error::Value(message) => PyValueError::new_err(message),
+        Error::Memory => allocation_error(py),
+    }
+}
+
+/// A setting outside its limits.
+pub fn config_error(py: Python<'_>, message: String) -> PyErr {
+    raise(py, "ConfigError", (message,))
+}
+
+/// A token with a value that none may have.
+pub fn token_error(py: Python<'_>, message: String, position: Option<usize>, value: Option<&Bound<'_, PyAny>>) -> PyErr {
+    raise(py, "TokenError", (message, position, value))
+}
+
+/// Tokens of a type that is never accepted. Only plain values travel with the error: it must survive pickling.
+pub fn token_type_error(py: Python<'_>, message: String, position: Option<usize>, value: Option<&Bound<'_, PyAny>>) -> PyErr {
+    let plain = value.map(|value| {
+        let kind = value.get_type();
+        let is_plain = value.is_none() || kind.module().is_ok_and(|module| module == "builtins") && !value.hasattr("__len__").unwrap_or(true);
+        if is_plain || kind.is_subclass_of::<pyo3::types::PyString>().unwrap_or(false) {
+            value.clone()
+        } else {
+            value.repr().map_or_else(|_| py.None().into_bound(py), Bound::into_any)
+        }
+    });
+    raise(py, "TokenTypeError", (message, position, plain))
+}
+
+/// The machine refused memory.
+pub fn allocation_error(py: Python<'_>) -> PyErr {
+    raise(py, "AllocationError", ("the machine refused memory for the pager's tables: nothing was changed",))
+}
+
+/// An earlier call hit a bug.
+pub fn poisoned(py: Python<'_>) -> PyErr {
+    raise(py, "Poisoned", ())
+}
+
+/// Used in the child of `os.fork()`.
+pub fn forked(py: Python<'_>) -> PyErr {
+    raise(py, "ForkedProcess", ())
+}

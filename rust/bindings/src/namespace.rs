@@ -1,0 +1,82 @@
+//! Namespaces: bytes, or (kind, value) pairs, and their encoding (`docs/design/rules.md` 13).
+
+use kvpager_core::config::NAME_BYTES_MAX;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple};
+
+use crate::errors::config_error;
+
+/// Longest kind, in characters.
+const KIND_MAX: usize = 64;
+
+/// An encoded namespace. Fields are typed and length-prefixed, so that no two namespaces share an encoding (W8).
+pub fn encode(py: Python<'_>, namespace: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<u8>> {
+    let mut encoded = Vec::new();
+    match namespace {
+        None => encoded.push(0),
+        Some(namespace) => {
+            if let Ok(bytes) = namespace.cast::<PyBytes>() {
+                encoded.push(0);
+                encoded.extend_from_slice(bytes.as_bytes());
+            } else if let Ok(pairs) = namespace.cast::<PyTuple>() {
+                encoded.push(1);
+                for pair in pairs {
+                    encode_pair(&pair, &mut encoded)?;
+                }
+            } else {
+                let kind = namespace.get_type().name()?;
+                return Err(PyTypeError::new_err(format!("namespace must be bytes or a tuple of (kind, bytes) pairs, not {kind}")));
+            }
+        }
+    }
+    if encoded.len() > NAME_BYTES_MAX {
+        return Err(config_error(py, format!("namespace must have at most {NAME_BYTES_MAX} bytes encoded, not {}", encoded.len())));
+    }
+    Ok(encoded)
+}
+
+fn encode_pair(pair: &Bound<'_, PyAny>, encoded: &mut Vec<u8>) -> PyResult<()> {
+    let Some((kind, value)) = as_pair(pair) else {
+        return Err(PyTypeError::new_err(format!("a namespace must hold (str, bytes) pairs, not {}", pair.repr()?)));
+    };
+    let kind = kind.to_string();
+    let is_word = kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
+    if kind.is_empty() || kind.len() > KIND_MAX || !is_word {
+        return Err(config_error(pair.py(), format!("a namespace kind must be 1 to {KIND_MAX} ASCII letters, digits, '_', '-' or '.', not {kind:.80?}")));
+    }
+    for field in [kind.as_bytes(), value.as_bytes()] {
+        encoded.extend_from_slice(&(field.len() as u32).to_le_bytes());
+        encoded.extend_from_slice(field);
+    }
+    Ok(())
+}
+
+fn as_pair<'py>(pair: &Bound<'py, PyAny>) -> Option<(Bound<'py, PyString>, Bound<'py, PyBytes>)> {
+    let pair = pair.cast::<PyTuple>().ok()?;
+    if pair.len() != 2 {
+        return None;
+    }
+    Some((pair.get_item(0).ok()?.cast_into().ok()?, pair.get_item(1).ok()?.cast_into().ok()?))
+}
+
+/// What the caller gave.
+pub fn decode<'py>(py: Python<'py>, encoded: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let (tag, mut rest) = encoded.split_first().unwrap_or((&0, &[]));
+    if *tag == 0 {
+        return Ok(PyBytes::new(py, rest).into_any());
+    }
+    let mut pairs = Vec::new();
+    while let Some((kind, after)) = take_field(rest)
+        && let Some((value, after)) = take_field(after)
+    {
+        pairs.push((String::from_utf8_lossy(kind).into_owned(), PyBytes::new(py, value)));
+        rest = after;
+    }
+    Ok(PyTuple::new(py, pairs)?.into_any())
+}
+
+fn take_field(encoded: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = encoded.split_first_chunk::<4>()?;
+    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
+}

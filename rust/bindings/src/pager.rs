@@ -1,0 +1,347 @@
+//! `kvpager.Pager`.
+
+use std::sync::Arc;
+
+use kvpager_core::config::Config;
+use kvpager_core::{Pager, PolicyKind, check, dump};
+use numpy::{PyArray2, PyArrayMethods};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyType};
+
+use crate::errors;
+use crate::namespace;
+use crate::sequence::PySequence;
+use crate::shared::Shared;
+use crate::tokens::Tokens;
+
+/// A pool of KV blocks with an exact prefix cache.
+///
+/// Parameters
+/// ----------
+/// num_blocks : int
+///     Blocks of the pool, 1..2**31-1; `num_blocks * block_size` stays below 2**40. Ids are 0..num_blocks-1.
+/// block_size : int
+///     Tokens of a block, 1..1024, any value.
+/// policy : {"lru", "slru"}
+///     Who is evicted. "slru" (segmented LRU) keeps what was hit through a scan of one-off prompts.
+/// watermark : float
+///     Share of the usable blocks, 0..1, that an admission leaves free or evictable while other sequences run.
+/// identity : bytes
+///     Names weights, dtype, layout and rank in everything that leaves the process. At most 65,536 bytes.
+/// seed : int or None
+///     Key of the hash table, 0..2**64-1; None draws it from the operating system. No answer depends on it.
+/// null_block : bool
+///     Set block 0 aside: it is never handed out.
+/// prefix_cache : bool
+///     False: nothing is ever shared between prompts.
+///
+/// Raises
+/// ------
+/// ConfigError
+///     For a value outside its limits. AllocationError if the machine refuses memory for the tables.
+///
+/// Any thread may call. In the child of `os.fork()` every call raises ForkedProcess. Construction takes microseconds for any size.
+#[pyclass(frozen, name = "Pager", module = "kvpager")]
+pub struct PyPager {
+    shared: Arc<Shared>,
+    config: Config,
+}
+
+#[pymethods]
+impl PyPager {
+    #[new]
+    #[pyo3(signature = (num_blocks, block_size=None, *, policy="lru", watermark=0.0, identity=None, seed=None, null_block=None, prefix_cache=None))]
+    #[expect(clippy::too_many_arguments, reason = "settings, by name")]
+    fn new(
+        py: Python<'_>,
+        num_blocks: &Bound<'_, PyAny>,
+        block_size: Option<&Bound<'_, PyAny>>,
+        policy: &str,
+        watermark: f64,
+        identity: Option<&Bound<'_, PyBytes>>,
+        seed: Option<&Bound<'_, PyAny>>,
+        null_block: Option<&Bound<'_, PyBool>>,
+        prefix_cache: Option<&Bound<'_, PyBool>>,
+    ) -> PyResult<Self> {
+        let to_python = |error| errors::to_python(py, error);
+        let config = Config {
+            num_blocks: setting(num_blocks, "num_blocks")?,
+            block_size: block_size.map_or(Ok(16), |value| setting(value, "block_size"))?,
+            policy: PolicyKind::from_name(policy).map_err(to_python)?,
+            watermark,
+            identity: identity.map_or_else(Vec::new, |identity| identity.as_bytes().to_vec()),
+            seed: seed.map_or_else(|| random_seed(py), |value| setting(value, "seed"))?,
+            null_block: null_block.is_some_and(|value| value.is_true()),
+            prefix_cache: prefix_cache.is_none_or(|value| value.is_true()),
+        };
+        let pager = Pager::new(config.clone()).map_err(to_python)?;
+        Ok(Self { shared: Arc::new(Shared::new(pager)), config })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let truth = |value| if value { "True" } else { "False" };
+        let Config { num_blocks, block_size, watermark, seed, .. } = self.config;
+        Ok(format!(
+            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, seed={seed}, null_block={}, prefix_cache={})",
+            self.config.policy.name(),
+            self.identity(py)?.repr()?,
+            truth(self.config.null_block),
+            truth(self.config.prefix_cache)
+        ))
+    }
+
+    /// Blocks of the pool, the null block included.
+    #[getter]
+    fn num_blocks(&self) -> usize {
+        self.config.num_blocks
+    }
+
+    /// Tokens of a block.
+    #[getter]
+    fn block_size(&self) -> usize {
+        self.config.block_size
+    }
+
+    /// Name of the eviction policy.
+    #[getter]
+    fn policy(&self) -> &'static str {
+        self.config.policy.name()
+    }
+
+    /// Share of the usable blocks that an admission leaves free or evictable while other sequences run.
+    #[getter]
+    fn watermark(&self) -> f64 {
+        self.config.watermark
+    }
+
+    /// Name of weights, dtype, layout and rank; `reset` may change it.
+    #[getter]
+    fn identity<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let identity = self.shared.read(py, |pager| Ok(pager.config().identity.clone()))?;
+        Ok(PyBytes::new(py, &identity))
+    }
+
+    /// Key of the hash table. No answer depends on it; secret, where prompts come from strangers.
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.config.seed
+    }
+
+    /// Is block 0 set aside?
+    #[getter]
+    fn null_block(&self) -> bool {
+        self.config.null_block
+    }
+
+    /// Are committed blocks shared between prompts?
+    #[getter]
+    fn prefix_cache(&self) -> bool {
+        self.config.prefix_cache
+    }
+
+    /// Blocks without content.
+    #[getter]
+    fn num_free_blocks(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared.read(py, |pager| Ok(pager.num_free_blocks()))
+    }
+
+    /// Cached blocks that a call could evict.
+    #[getter]
+    fn num_evictable_blocks(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared.read(py, |pager| Ok(pager.num_evictable_blocks()))
+    }
+
+    /// admit(prompt, *, namespace=b"", pin=False)
+    /// --
+    ///
+    /// Start a sequence: its cached prefix is pinned, the exact shortfall evicted, blocks are taken for the whole prompt. All or nothing.
+    ///
+    /// Parameters
+    /// ----------
+    /// prompt : list, tuple or 1-D integer buffer, at least one token, values 0..2**31-1
+    ///     A contiguous int32 or uint32 array is read in place; other integer types are converted, lists at some 5 ns a token.
+    /// namespace : bytes or tuple of (kind, bytes) pairs
+    ///     Equal tokens in two namespaces never share.
+    /// pin : bool
+    ///     The sequence only holds a prefix (a hot system prompt): it is active, but not a running neighbour for the watermark.
+    ///
+    /// Returns
+    /// -------
+    /// Sequence
+    ///     `num_cached` tokens are computed already; the others need `slots`, a kernel, and `commit`.
+    ///
+    /// Raises
+    /// ------
+    /// TokenError, TokenTypeError
+    ///     An empty prompt, a bad value (with its position), a bad type.
+    /// NeverFits
+    ///     The prompt needs more blocks than the pool has: waiting cannot help.
+    /// OutOfBlocks
+    ///     There is no room now. Nothing was changed.
+    ///
+    /// Cost: comparing the cached tokens, copying the others.
+    #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
+    fn admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>, pin: bool) -> PyResult<PySequence> {
+        let tokens = Tokens::from_any(prompt)?;
+        let namespace = namespace::encode(py, namespace)?;
+        let handle = self.shared.change(py, |pager| pager.admit(tokens.as_slice(py), &namespace, pin))?;
+        Ok(PySequence::new(&self.shared, handle))
+    }
+
+    /// try_admit(prompt, *, namespace=b"", pin=False)
+    /// --
+    ///
+    /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits: waiting would be for ever.
+    #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
+    fn try_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>, pin: bool) -> PyResult<Option<PySequence>> {
+        let tokens = Tokens::from_any(prompt)?;
+        let namespace = namespace::encode(py, namespace)?;
+        let handle = self.shared.change(py, |pager| none_if_full(pager.admit(tokens.as_slice(py), &namespace, pin)))?;
+        Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
+    }
+
+    /// can_admit(prompt, *, namespace=b"", pin=False)
+    /// --
+    ///
+    /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for a prompt that can
+    /// never fit. Raises TokenError and TokenTypeError as `admit` does.
+    #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
+    fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>, pin: bool) -> PyResult<bool> {
+        let _ = pin;
+        let tokens = Tokens::from_any(prompt)?;
+        let namespace = namespace::encode(py, namespace)?;
+        self.shared.read(py, |pager| pager.can_admit(tokens.as_slice(py), &namespace))
+    }
+
+    /// match(prompt, *, namespace=b"")
+    /// --
+    ///
+    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens` and `num_blocks`. A peek: no recency, no statistic
+    /// changes. Raises TokenError and TokenTypeError as `admit` does. Cost: comparing the cached tokens.
+    #[pyo3(name = "r#match", signature = (prompt, *, namespace=None))]
+    fn find<'py>(&self, py: Python<'py>, prompt: &Bound<'py, PyAny>, namespace: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let tokens = Tokens::from_any(prompt)?;
+        let namespace = namespace::encode(py, namespace)?;
+        let found = self.shared.read(py, |pager| pager.find_prefix(tokens.as_slice(py), &namespace))?;
+        CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
+    }
+
+    /// take_copies()
+    /// --
+    ///
+    /// The block copies that `append`, `extend` and `slots` asked for since the last call: int32 [n, 2], (source, target) block ids, in the
+    /// order of asking. No block is both source and target, so they may run in any order. Carry them out before the kernel that
+    /// writes to slots given since. The sources are held until this call.
+    fn take_copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let copies = self.shared.change(py, |pager| Ok(pager.take_copies()))?;
+        let array = PyArray2::<i32>::zeros(py, [copies.len(), 2], false);
+        if let Ok(mut writable) = array.try_readwrite() {
+            for (row, (source, target)) in copies.into_iter().enumerate() {
+                writable.as_array_mut()[[row, 0]] = source.cast_signed();
+                writable.as_array_mut()[[row, 1]] = target.cast_signed();
+            }
+        }
+        Ok(array)
+    }
+
+    /// reset(identity=None)
+    /// --
+    ///
+    /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go on, publish nothing more,
+    /// and free their blocks at release. `identity` replaces the pager's. ConfigError if it is too long. Cost: the same for every pool.
+    #[pyo3(signature = (identity=None))]
+    fn reset(&self, py: Python<'_>, identity: Option<&Bound<'_, PyBytes>>) -> PyResult<()> {
+        let identity = identity.map(|identity| identity.as_bytes().to_vec());
+        self.shared.change(py, |pager| pager.reset(identity))
+    }
+
+    /// forget(tokens, *, namespace=b"")
+    /// --
+    ///
+    /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks those were, 0 if the path
+    /// is not indexed. Sequences whose path it was go on, but publish nothing more. ValueError unless `tokens` are a whole number of blocks, at
+    /// least one. Cost: what is dropped.
+    #[pyo3(signature = (tokens, *, namespace=None))]
+    fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let tokens = Tokens::from_any(tokens)?;
+        let namespace = namespace::encode(py, namespace)?;
+        self.shared.change(py, |pager| pager.forget(tokens.as_slice(py), &namespace))
+    }
+
+    /// stats()
+    /// --
+    ///
+    /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let stats = self.shared.read(py, |pager| Ok(pager.stats()))?;
+        let counters = stats.counters;
+        let fields = PyDict::new(py);
+        let gauges = [
+            ("total_blocks", stats.total_blocks),
+            ("free_blocks", stats.free_blocks),
+            ("cached_blocks", stats.cached_blocks),
+            ("active_blocks", stats.active_blocks),
+            ("reserved_blocks", stats.reserved_blocks),
+            ("evictable_blocks", stats.evictable_blocks),
+            ("running_sequences", stats.running_sequences),
+            ("preempted_sequences", stats.preempted_sequences),
+        ];
+        for (name, value) in gauges {
+            fields.set_item(name, value)?;
+        }
+        let rest = [("clock_ticks", counters.clock_ticks), ("refused_calls", counters.refused_calls), ("noop_calls", counters.noop_calls)];
+        for (name, value) in counters.named().into_iter().chain(rest) {
+            fields.set_item(name, value)?;
+        }
+        CLASS.import(py, "kvpager.types", "Stats")?.call((), Some(&fields))
+    }
+
+    /// check()
+    /// --
+    ///
+    /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests: it is slow.
+    fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.shared.read(py, |pager| Ok(check::check(pager)))
+    }
+
+    /// dump(full=False)
+    /// --
+    ///
+    /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies and statistics.
+    /// Independent of the seed: two pagers that got the same calls draw the same.
+    #[pyo3(signature = (full=false))]
+    fn dump(&self, py: Python<'_>, full: bool) -> PyResult<String> {
+        self.shared.read(py, |pager| Ok(dump::dump(pager, full)))
+    }
+}
+
+/// None in the place of `OutOfBlocks`.
+pub fn none_if_full<R>(result: kvpager_core::Result<R>) -> kvpager_core::Result<Option<R>> {
+    match result {
+        Ok(answer) => Ok(Some(answer)),
+        Err(kvpager_core::Error::OutOfBlocks { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// An integer setting. One outside the type is outside every limit.
+fn setting<T: for<'a, 'py> FromPyObject<'a, 'py>>(value: &Bound<'_, PyAny>, name: &str) -> PyResult<T> {
+    let py = value.py();
+    let is_integer = !value.is_instance_of::<PyBool>() && value.hasattr("__index__")?;
+    if !is_integer {
+        return Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", value.get_type().name()?)));
+    }
+    value.call_method0("__index__")?.extract::<T>().map_err(|_| {
+        let shown = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string().chars().take(80).collect());
+        errors::config_error(py, format!("{name} is {shown}, outside its limits"))
+    })
+}
+
+fn random_seed(py: Python<'_>) -> PyResult<u64> {
+    let bytes: [u8; 8] = py.import("os")?.call_method1("urandom", (8,))?.extract()?;
+    Ok(u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,312 @@
+//! `kvpager.Sequence`: a handle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvpager_core::evict::Departure;
+use kvpager_core::ids::{BlockId, Handle};
+use kvpager_core::memory::with_capacity;
+use numpy::PyArray1;
+use pyo3::exceptions::{PyResourceWarning, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::namespace;
+use crate::pager::none_if_full;
+use crate::shared::Shared;
+use crate::tokens::{Tokens, token};
+
+/// One running request: its tokens, its block table, and how much of it is computed.
+///
+/// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it (or use it in a
+/// `with` statement): a handle that the garbage collector takes is released at the next call and reported as a ResourceWarning.
+#[pyclass(frozen, name = "Sequence", module = "kvpager")]
+pub struct PySequence {
+    shared: Arc<Shared>,
+    handle: Handle,
+    released: AtomicBool,
+}
+
+impl PySequence {
+    pub fn new(shared: &Arc<Shared>, handle: Handle) -> Self {
+        Self { shared: Arc::clone(shared), handle, released: AtomicBool::new(false) }
+    }
+
+    fn departure(reason: &str) -> PyResult<Departure> {
+        match reason {
+            "finished" => Ok(Departure::Finished),
+            "aborted" => Ok(Departure::Aborted),
+            _ => Err(PyValueError::new_err(format!("reason must be \"finished\" or \"aborted\", not {reason:?}"))),
+        }
+    }
+
+    fn end(&self, py: Python<'_>, departure: Departure) -> PyResult<()> {
+        self.shared.change(py, |pager| {
+            pager.release(self.handle, departure);
+            self.released.store(true, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    fn position(&self, py: Python<'_>, call: &'static str, read: impl FnOnce(&kvpager_core::sequence::Sequence) -> usize) -> PyResult<usize> {
+        self.shared.read(py, |pager| Ok(read(pager.sequence(self.handle, call)?)))
+    }
+}
+
+#[pymethods]
+impl PySequence {
+    /// Number of the sequence, counted over the life of the pager and never used again.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.handle.serial
+    }
+
+    /// "running", "preempted" or "released".
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
+        self.shared.read(py, |pager| Ok(pager.sequence(self.handle, "state").map_or("released", |sequence| sequence.state.name())))
+    }
+
+    /// Tokens found cached at admission: skip these in prefill. 0 while preempted.
+    #[getter]
+    fn num_cached(&self, py: Python<'_>) -> PyResult<usize> {
+        self.position(py, "num_cached", |sequence| sequence.num_cached)
+    }
+
+    /// Tokens whose KV the caller has said is written.
+    #[getter]
+    fn num_committed(&self, py: Python<'_>) -> PyResult<usize> {
+        self.position(py, "num_committed", |sequence| sequence.num_committed)
+    }
+
+    /// Tokens given to a step that is to write them; without a batch, those committed.
+    #[getter]
+    fn num_planned(&self, py: Python<'_>) -> PyResult<usize> {
+        self.position(py, "num_planned", |sequence| sequence.num_committed)
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.position(py, "len", |sequence| sequence.len)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let id = self.handle.serial;
+        self.shared.read(py, |pager| {
+            Ok(pager.sequence(self.handle, "repr").map_or_else(
+                |_| format!("<kvpager.Sequence {id}: released>"),
+                |sequence| format!("<kvpager.Sequence {id}: {}, {} tokens, {} committed>", sequence.state.name(), sequence.len, sequence.num_committed),
+            ))
+        })
+    }
+
+    /// The namespace given at admission.
+    #[getter]
+    fn namespace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let encoded = self.shared.read(py, |pager| Ok(pager.namespace(pager.sequence(self.handle, "namespace")?).to_vec()))?;
+        namespace::decode(py, &encoded)
+    }
+
+    /// Admitted with `pin=True`?
+    #[getter]
+    fn pinned(&self, py: Python<'_>) -> PyResult<bool> {
+        self.shared.read(py, |pager| Ok(pager.sequence(self.handle, "pinned")?.pinned))
+    }
+
+    /// The block table: int32 [ceil(len / block_size)], physical block of each logical block. A copy.
+    #[getter]
+    fn block_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let ids = self.shared.read(py, |pager| Ok(pager.running(self.handle, "block_ids")?.table.iter().copied().map(BlockId::cast_signed).collect::<Vec<_>>()))?;
+        Ok(PyArray1::from_vec(py, ids))
+    }
+
+    /// The tokens: int32 [len]. A copy.
+    #[getter]
+    fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
+        let tokens = self.shared.read(py, |pager| {
+            let sequence = pager.sequence(self.handle, "tokens")?;
+            let mut tokens = with_capacity(sequence.len)?;
+            pager.copy_tokens(sequence, &mut tokens);
+            Ok(tokens)
+        })?;
+        Ok(PyArray1::from_iter(py, tokens.into_iter().map(u32::cast_signed)))
+    }
+
+    /// append(token)
+    /// --
+    ///
+    /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is replaced first (see
+    /// `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block is needed and there is none; nothing was
+    /// changed then.
+    fn append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let token = self::token(token, None)?;
+        self.shared.change(py, |pager| pager.append(self.handle, token))
+    }
+
+    /// try_append(token)
+    /// --
+    ///
+    /// As `append`, but None where that raises OutOfBlocks.
+    fn try_append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+        let token = self::token(token, None)?;
+        self.shared.change(py, |pager| none_if_full(pager.append(self.handle, token)))
+    }
+
+    /// extend(tokens)
+    /// --
+    ///
+    /// More tokens, all or nothing; returns their slots, int64 [len(tokens)]. Errors as `append`.
+    fn extend<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let tokens = Tokens::from_any(tokens)?;
+        let slots = self.shared.change(py, |pager| pager.extend(self.handle, tokens.as_slice(py)))?;
+        Ok(PyArray1::from_vec(py, slots))
+    }
+
+    /// try_extend(tokens)
+    /// --
+    ///
+    /// As `extend`, but None where that raises OutOfBlocks.
+    fn try_extend<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+        let tokens = Tokens::from_any(tokens)?;
+        let slots = self.shared.change(py, |pager| none_if_full(pager.extend(self.handle, tokens.as_slice(py))))?;
+        Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
+    }
+
+    /// slots(start, stop)
+    /// --
+    ///
+    /// Slots of positions start..stop-1, int64 [stop - start], made writable: for the prefill of `slots(seq.num_committed, len(seq))` or of a
+    /// chunk of it. ValueError unless `num_committed <= start <= stop <= len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks
+    /// cannot be replaced; nothing was changed then.
+    fn slots<'py>(&self, py: Python<'py>, start: &Bound<'py, PyAny>, stop: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let (start, stop) = (position(start, "start")?, position(stop, "stop")?);
+        let slots = self.shared.change(py, |pager| pager.slots(self.handle, start, stop))?;
+        Ok(PyArray1::from_vec(py, slots))
+    }
+
+    /// try_slots(start, stop)
+    /// --
+    ///
+    /// As `slots`, but None where that raises OutOfBlocks.
+    fn try_slots<'py>(&self, py: Python<'py>, start: &Bound<'py, PyAny>, stop: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+        let (start, stop) = (position(start, "start")?, position(stop, "stop")?);
+        let slots = self.shared.change(py, |pager| none_if_full(pager.slots(self.handle, start, stop)))?;
+        Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
+    }
+
+    /// commit(end=None)
+    /// --
+    ///
+    /// Say that the KV of all positions below `end` (default: all) is written: call it after the kernel. Full blocks become findable by other
+    /// prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. ValueError past `len(seq)`.
+    #[pyo3(signature = (end=None))]
+    fn commit(&self, py: Python<'_>, end: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let end = end.map(|end| position(end, "end")).transpose()?;
+        self.shared.change(py, |pager| pager.commit(self.handle, end))
+    }
+
+    /// fork(n=1)
+    /// --
+    ///
+    /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block replaces it. Returns a
+    /// list of Sequences. ValueError for n < 1. Cost: the table's length for each child.
+    #[pyo3(signature = (n=None))]
+    fn fork(&self, py: Python<'_>, n: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Self>> {
+        let n = n.map_or(Ok(1), |n| position(n, "n"))?;
+        let handles = self.shared.change(py, |pager| pager.fork(self.handle, n))?;
+        Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
+    }
+
+    /// truncate(num_tokens)
+    /// --
+    ///
+    /// Keep the first num_tokens tokens (rejected drafts). ValueError unless 1 <= num_tokens <= len(seq). A published block that the cut goes through
+    /// stays in the table, shared and partial: the next write copies it.
+    fn truncate(&self, py: Python<'_>, num_tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let len = position(num_tokens, "num_tokens")?;
+        self.shared.change(py, |pager| pager.truncate(self.handle, len))
+    }
+
+    /// preempt()
+    /// --
+    ///
+    /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them again.
+    fn preempt(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.change(py, |pager| pager.preempt(self.handle))
+    }
+
+    /// resume()
+    /// --
+    ///
+    /// Admit a preempted sequence again, all or nothing; returns the sequence. What was committed and is not cached any more is to be computed again
+    /// (from `num_cached` on), and is counted. Raises OutOfBlocks, and StaleHandle unless it is preempted.
+    fn resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
+        slf.shared.change(py, |pager| pager.resume(slf.handle))?;
+        Ok(slf.into())
+    }
+
+    /// try_resume()
+    /// --
+    ///
+    /// As `resume`, but None where that raises OutOfBlocks.
+    fn try_resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Option<Py<Self>>> {
+        let resumed = slf.shared.change(py, |pager| none_if_full(pager.resume(slf.handle)))?;
+        Ok(resumed.map(|()| slf.into()))
+    }
+
+    /// release(reason="finished")
+    /// --
+    ///
+    /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does nothing and is counted.
+    /// reason: "finished" or "aborted".
+    #[pyo3(signature = (reason="finished"))]
+    fn release(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        self.end(py, Self::departure(reason)?)
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind, error, trace, /))]
+    fn __exit__(&self, py: Python<'_>, kind: &Bound<'_, PyAny>, error: &Bound<'_, PyAny>, trace: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _ = (error, trace);
+        self.end(py, if kind.is_none() { Departure::Finished } else { Departure::Aborted })
+    }
+}
+
+impl Drop for PySequence {
+    fn drop(&mut self) {
+        if *self.released.get_mut() {
+            return;
+        }
+        self.shared.drop_handle(self.handle);
+        let id = self.handle.serial;
+        Python::attach(|py| {
+            // Whatever exception is on its way must not be lost to the warning.
+            let on_its_way = PyErr::take(py);
+            let message = format!("sequence {id} was dropped without release(): the next call on its pager releases it");
+            if let Ok(message) = std::ffi::CString::new(message)
+                && let Err(error) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &message, 1)
+            {
+                error.write_unraisable(py, None);
+            }
+            if let Some(error) = on_its_way {
+                error.restore(py);
+            }
+        });
+    }
+}
+
+/// A position or a count: an integer that is not negative.
+fn position(value: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
+    if let Ok(position) = value.extract::<usize>()
+        && !value.is_instance_of::<PyBool>()
+    {
+        return Ok(position);
+    }
+    let kind = value.get_type();
+    if value.is_instance_of::<PyBool>() || !value.hasattr("__index__")? {
+        return Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", kind.name()?)));
+    }
+    Err(PyValueError::new_err(format!("{name} is {}: it must be 0 or more, and a position", value.repr()?)))
+}

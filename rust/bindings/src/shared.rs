@@ -1,0 +1,103 @@
+//! One lock around one pager, shared by the Python pager and its sequences.
+//!
+//! - `try_lock` while attached to the interpreter costs a few nanoseconds; only if another thread has the lock does this one detach to wait
+//!   (L9: else a thread that waits for the interpreter while it holds the lock would never get it).
+//! - A destructor takes no lock. It queues its handle; the next call that changes anything releases the queued ones first.
+//! - A panic in the core is caught here, poisons the lock, and every later call says so.
+//! - A child of `os.fork()` has a copy of a lock that nobody may ever open: its use is refused before the lock is touched.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use kvpager_core::ids::Handle;
+use kvpager_core::{Error, Pager};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+
+use crate::errors;
+
+/// Forks that this process descends from since the extension was loaded.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// This process is a child now.
+pub fn mark_forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A pager, its lock, and the handles that were dropped.
+pub struct Shared {
+    guarded: Mutex<Guarded>,
+    forks: u64,
+    dropped: Sender<Handle>,
+    num_dropped: AtomicUsize,
+}
+
+struct Guarded {
+    pager: Pager,
+    dropped: Receiver<Handle>,
+}
+
+impl Shared {
+    pub fn new(pager: Pager) -> Self {
+        let (sender, receiver) = channel();
+        Self {
+            guarded: Mutex::new(Guarded { pager, dropped: receiver }),
+            forks: FORKS.load(Ordering::Relaxed),
+            dropped: sender,
+            num_dropped: AtomicUsize::new(0),
+        }
+    }
+
+    /// A call that changes nothing.
+    pub fn read<R>(&self, py: Python<'_>, call: impl FnOnce(&Pager) -> Result<R, Error>) -> PyResult<R> {
+        self.run(py, |guarded| call(&guarded.pager))
+    }
+
+    /// A call that may change the pager. Dropped handles are released first, in the order in which they were dropped.
+    pub fn change<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Pager) -> Result<R, Error>) -> PyResult<R> {
+        self.run(py, |guarded| {
+            if self.num_dropped.load(Ordering::Acquire) > 0 {
+                while let Ok(handle) = guarded.dropped.try_recv() {
+                    self.num_dropped.fetch_sub(1, Ordering::Relaxed);
+                    guarded.pager.release_dropped(handle);
+                }
+            }
+            call(&mut guarded.pager)
+        })
+    }
+
+    /// Queues the handle of a sequence that nobody can release any more.
+    pub fn drop_handle(&self, handle: Handle) {
+        // The receiver lives as long as this sender, so that this cannot fail.
+        if self.dropped.send(handle).is_ok() {
+            self.num_dropped.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn run<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Guarded) -> Result<R, Error>) -> PyResult<R> {
+        let guard = self.lock(py)?;
+        let result = catch_unwind(AssertUnwindSafe(move || {
+            // The guard is dropped while unwinding, which poisons the lock.
+            let mut guard = guard;
+            call(&mut guard)
+        }));
+        match result {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(errors::to_python(py, error)),
+            Err(_) => Err(errors::poisoned(py)),
+        }
+    }
+
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Guarded>> {
+        if FORKS.load(Ordering::Relaxed) != self.forks {
+            return Err(errors::forked(py));
+        }
+        match self.guarded.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(_)) => Err(errors::poisoned(py)),
+            Err(TryLockError::WouldBlock) => self.guarded.lock_py_attached(py).map_err(|_| errors::poisoned(py)),
+        }
+    }
+}

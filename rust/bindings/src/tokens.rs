@@ -1,0 +1,172 @@
+//! Tokens as callers have them: lists, tuples, buffers of any integer type. What is not an int32 or uint32 in one piece is converted, and
+//! checked, before the pager's lock is taken.
+
+use kvpager_core::ids::{TOKEN_END, Token};
+use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
+
+use crate::buffers::values;
+use crate::errors::{allocation_error, token_error, token_type_error};
+
+/// Tokens of one call.
+pub enum Tokens {
+    /// Converted, and checked.
+    Owned(Vec<Token>),
+    /// Read in place; the core checks the values as it copies them.
+    Unsigned(PyBuffer<u32>),
+    /// As `Unsigned`: a negative value is too large as an unsigned one, and refused for that.
+    Signed(PyBuffer<i32>),
+}
+
+impl Tokens {
+    /// The tokens that an argument holds.
+    pub fn from_any(tokens: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = tokens.cast::<PyList>() {
+            return from_items(tokens.py(), list.len(), |position| list.get_item(position));
+        }
+        if let Ok(tuple) = tokens.cast::<PyTuple>() {
+            return from_items(tokens.py(), tuple.len(), |position| tuple.get_item(position));
+        }
+        let Ok(buffer) = PyUntypedBuffer::get(tokens) else {
+            let kind = tokens.get_type().name()?;
+            return Err(token_type_error(tokens.py(), format!("tokens must be a list, a tuple or a buffer of integers, not {kind}"), None, None));
+        };
+        from_buffer(tokens, buffer)
+    }
+
+    /// Their values, for no longer than this thread stays attached.
+    pub fn as_slice<'a>(&'a self, py: Python<'a>) -> &'a [Token] {
+        match self {
+            Self::Owned(tokens) => tokens,
+            Self::Unsigned(buffer) => values(buffer, py).unwrap_or_default(),
+            Self::Signed(buffer) => bytemuck::cast_slice(values(buffer, py).unwrap_or_default()),
+        }
+    }
+}
+
+fn from_items<'py>(py: Python<'py>, len: usize, get: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>) -> PyResult<Tokens> {
+    let mut tokens = Vec::new();
+    tokens.try_reserve_exact(len).map_err(|_| allocation_error(py))?;
+    for position in 0..len {
+        // A list may have shrunk: converting an item can run Python code. Then this is an IndexError.
+        tokens.push(token(&get(position)?, Some(position))?);
+    }
+    Ok(Tokens::Owned(tokens))
+}
+
+/// One token.
+pub fn token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Token> {
+    if value.is_exact_instance_of::<PyInt>()
+        && let Ok(token) = value.extract::<u32>()
+        && token < TOKEN_END
+    {
+        return Ok(token);
+    }
+    odd_token(value, position)
+}
+
+/// What is no plain int in range: an integer of another type, or an error.
+#[cold]
+fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Token> {
+    let py = value.py();
+    let place = position.map_or(String::new(), |position| format!(" at position {position}"));
+    let not_integer = || {
+        let shown: String = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string().chars().take(80).collect());
+        token_type_error(py, format!("token{place} must be an integer, not {shown}"), position, Some(value))
+    };
+    if value.is_instance_of::<PyBool>() || value.is_instance_of::<PyFloat>() || value.get_type().name()? == "bool" {
+        return Err(not_integer());
+    }
+    let Ok(index) = value.call_method0("__index__") else { return Err(not_integer()) };
+    match index.extract::<i64>() {
+        Ok(token) if (0..i64::from(TOKEN_END)).contains(&token) => Ok(token as Token),
+        Err(error) if !error.is_instance_of::<PyOverflowError>(py) => Err(not_integer()),
+        _ => Err(token_error(py, format!("token{place} must be 0..2147483647, not {}", index.repr()?), position, Some(&index))),
+    }
+}
+
+fn from_buffer(tokens: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<Tokens> {
+    let py = tokens.py();
+    if buffer.dimensions() != 1 {
+        return Err(token_type_error(py, format!("tokens must have one dimension, not {}", buffer.dimensions()), None, None));
+    }
+    if buffer.is_c_contiguous() {
+        if buffer.as_typed::<i32>().is_ok() {
+            return Ok(Tokens::Signed(buffer.into_typed()?));
+        }
+        if buffer.as_typed::<u32>().is_ok() {
+            return Ok(Tokens::Unsigned(buffer.into_typed()?));
+        }
+    }
+    macro_rules! convert {
+        ($($type:ty),*) => {
+            $(if let Ok(typed) = buffer.as_typed::<$type>() {
+                return converted(py, typed);
+            })*
+        };
+    }
+    convert!(i64, i32, u32, u64, i16, u16, i8, u8);
+    not_typed(tokens, &buffer)
+}
+
+/// A buffer that no integer type fits: one of another kind, of the other byte order, or a misaligned one, which Python itself can read.
+fn not_typed(tokens: &Bound<'_, PyAny>, buffer: &PyUntypedBuffer) -> PyResult<Tokens> {
+    let py = tokens.py();
+    let format = buffer.format().to_string_lossy().into_owned();
+    let swapped = if cfg!(target_endian = "little") { ">!" } else { "<" };
+    if buffer.item_size() > 1 && format.starts_with(|order| swapped.contains(order)) {
+        return Err(token_type_error(py, format!("tokens must have native byte order, not format {format:?}"), None, None));
+    }
+    if !format.ends_with(|code| "bBhHiIlLqQnN".contains(code)) {
+        return Err(token_type_error(py, format!("tokens must be integers, not format {format:?}"), None, None));
+    }
+    let list = PyMemoryView::from(tokens)?.call_method0("tolist")?;
+    Tokens::from_any(&list)
+}
+
+/// An integer as a 64-bit word: as a token it is in range exactly if the word is below 2^31.
+trait Word: Element {
+    fn word(self) -> u64;
+}
+
+macro_rules! words {
+    ($($type:ty as $wide:ty),*) => {
+        $(impl Word for $type {
+            #[allow(clippy::cast_sign_loss, clippy::cast_lossless, reason = "sign extension is what makes negative values too large")]
+            fn word(self) -> u64 {
+                self as $wide as u64
+            }
+        })*
+    };
+}
+words!(i8 as i64, u8 as u64, i16 as i64, u16 as u64, i32 as i64, u32 as u64, i64 as i64, u64 as u64);
+
+/// Integers of another width or spacing.
+fn converted<T: Word>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyResult<Tokens>
+where
+    for<'py> T: IntoPyObject<'py>,
+{
+    let scattered;
+    let values = if let Some(values) = values(buffer, py) {
+        values
+    } else {
+        scattered = buffer.to_vec(py)?;
+        &scattered
+    };
+    let mut tokens = Vec::new();
+    tokens.try_reserve_exact(values.len()).map_err(|_| allocation_error(py))?;
+    let mut bits = 0;
+    tokens.extend(values.iter().map(|value| {
+        bits |= value.word();
+        value.word() as Token
+    }));
+    if bits < u64::from(TOKEN_END) {
+        return Ok(Tokens::Owned(tokens));
+    }
+    let position = values.iter().position(|value| value.word() >= u64::from(TOKEN_END)).unwrap_or(0);
+    let value = values[position].into_bound_py_any(py)?;
+    Err(token_error(py, format!("token at position {position} must be 0..2147483647, not {value}"), Some(position), Some(&value)))
+}
