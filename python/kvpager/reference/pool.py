@@ -86,7 +86,15 @@ class Pool:
 
     def take(self, count: int) -> list[int]:
         """Frames for new content: free ones first, then victims, block by block (I8)."""
-        return [self.free.pop() if self.free else self._evict() for _ in range(count)]
+        return [self._take_free() if self.free else self._evict() for _ in range(count)]
+
+    def _take_free(self) -> int:
+        block = self.free.pop()
+        # A block that a reset freed may still be the target of a queued copy.
+        source = self.withdraw(block)
+        if source is not None:
+            self.drop(source)
+        return block
 
     def _evict(self) -> int:
         node = self.policy.victim()
@@ -134,12 +142,6 @@ class Pool:
                 node.children = {}
         self.index.roots.clear()
         self.free.extendleft(unheld)
-        # In queue order, so that the cost need not depend on how many blocks are cached.
-        freed = set(unheld)
-        for target in [target for target in self.copies if target in freed]:
-            source = self.withdraw(target)
-            if source is not None:
-                self.drop(source)
 
     def shared(self, block: int) -> bool:
         """Whether somebody else reads this block of a sequence: the index, now or once, or another sequence."""

@@ -39,7 +39,7 @@ fn holders(pager: &Pager) -> BTreeMap<NodeId, usize> {
         }
     };
     for sequence in pager.sequences.iter() {
-        let extra = sequence.table.iter().skip(sequence.path_blocks).filter_map(|block| pager.extra_holds.get(block)).map(|extra| extra.node);
+        let extra = sequence.table.iter().filter_map(|block| pager.extra_holds.get(block)).map(|extra| extra.node);
         count(&mut std::iter::once(sequence.end).chain(extra));
     }
     for (source, _) in pager.copies.iter() {
@@ -200,7 +200,7 @@ impl Drawing<'_> {
                 "; path {}; table {}; publishes {}; pinned {}",
                 ranges(path.into_iter().rev().flatten().copied()),
                 ranges(sequence.table.iter().copied()),
-                yes_no(pager.index.is_live(sequence.end) && pager.config().prefix_cache),
+                yes_no(pager.may_publish(sequence)),
                 yes_no(sequence.pinned)
             );
         }

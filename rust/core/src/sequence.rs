@@ -36,6 +36,8 @@ pub struct Sequence {
     pub pinned: bool,
     /// Has the tail ever had a content token?
     pub has_content: bool,
+    /// Part of its path was forgotten, and cut off since: it publishes nothing more.
+    pub is_silent: bool,
     /// Its namespace.
     pub root: NodeId,
     /// The node at the end of its path, pinned once by it; the root for an empty path.

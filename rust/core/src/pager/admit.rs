@@ -51,6 +51,7 @@ impl Pager {
             state: State::Running,
             pinned,
             has_content: false,
+            is_silent: false,
             root: NodeId::NONE,
             end: NodeId::NONE,
             path_blocks: 0,
@@ -62,12 +63,11 @@ impl Pager {
             num_committed: 0,
             lost_tokens: 0,
         });
-        let root = self.index.find_or_make_root(namespace)?;
+        let root = self.pin_root(namespace)?;
         if let Err(error) = self.carry_out(&mut sequence, root, tokens, &admission, true) {
-            self.index.drop_root_if_unused(root);
+            self.unpin_root(root);
             return Err(error);
         }
-        self.index.root_mut(root).pins += 1;
         self.counters.admitted_sequences += 1;
         self.counters.queried_tokens += tokens.len() as u64;
         self.counters.hit_tokens += sequence.num_cached as u64;
@@ -89,13 +89,13 @@ impl Pager {
                 Err(error) => return pager.refuse(error),
             };
             // After a reset the namespace has a new root. The sequence moves there: it publishes again.
-            let root = pager.index.find_or_make_root(&name)?;
+            let root = pager.pin_root(&name)?;
             if let Err(error) = pager.carry_out(sequence, root, &tokens, &admission, false) {
-                pager.index.drop_root_if_unused(root);
+                pager.unpin_root(root);
                 return Err(error);
             }
-            pager.index.root_mut(root).pins += 1;
-            pager.drop_root_pin(std::mem::replace(&mut sequence.root, root));
+            pager.unpin_root(std::mem::replace(&mut sequence.root, root));
+            sequence.is_silent = false;
             sequence.state = State::Running;
             pager.num_preempted -= 1;
             pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
@@ -223,8 +223,15 @@ impl Pager {
         }
     }
 
+    /// The live root of a namespace, held for a sequence before anything is evicted: the eviction may take its last block.
+    fn pin_root(&mut self, namespace: &[u8]) -> Result<NodeId> {
+        let root = self.index.find_or_make_root(namespace)?;
+        self.index.root_mut(root).pins += 1;
+        Ok(root)
+    }
+
     /// A sequence no longer belongs to this root.
-    pub(super) fn drop_root_pin(&mut self, root: NodeId) {
+    pub(super) fn unpin_root(&mut self, root: NodeId) {
         self.index.root_mut(root).pins -= 1;
         self.index.drop_root_if_unused(root);
     }

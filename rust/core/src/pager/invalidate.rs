@@ -49,25 +49,30 @@ impl Pager {
 
     /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion (I13).
     fn drop_subtree(&mut self, top: NodeId) -> usize {
-        let mut dropped = 0;
+        let (mut dropped, mut idle) = (0, Vec::new());
         self.index.unlink_sibling(top);
         let mut node = self.deepest_first(top);
         loop {
-            let (parent, younger) = (self.index[node].parent, self.index[node].younger);
-            dropped += self.index[node].run.len();
-            let is_held = self.index[node].is_held();
-            if !is_held {
-                self.evict.dequeue(node, self.index[node].run.len());
-            }
+            let blocks = self.index[node].run.len();
+            dropped += blocks;
             self.index.forget(node);
-            if !is_held {
-                self.free_node(node);
+            if !self.index[node].is_held() {
+                self.evict.dequeue(node, blocks);
+                idle.push(node);
             }
             if node == top {
-                return dropped;
+                break;
             }
-            node = younger.some().map_or(parent, |younger| self.deepest_first(younger));
+            node = match self.index[node].younger.some() {
+                Some(younger) => self.deepest_first(younger),
+                None => self.index[node].parent,
+            };
         }
+        // Only now: a withdrawn copy may let go of other nodes of this tree.
+        for node in idle {
+            self.free_node(node);
+        }
+        dropped
     }
 
     fn deepest_first(&self, mut node: NodeId) -> NodeId {

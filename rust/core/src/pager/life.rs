@@ -31,7 +31,6 @@ impl Pager {
             pager.hold(sequence.end, more);
             pager.each_table_only(sequence, 0, |pager, block| pager.hold_block(block, more));
             pager.num_running += count;
-            pager.num_running_pinned += if sequence.pinned { count } else { 0 };
             for mut child in children {
                 child.serial = pager.sequences.next_serial();
                 handles.push(pager.sequences.insert(child));
@@ -48,7 +47,8 @@ impl Pager {
         for slice in parent.tail.slices(block_size) {
             tail.extend(slice, block_size)?;
         }
-        Ok(Box::new(Sequence { table, tail, lost_tokens: 0, ..*parent }))
+        // What is forked from a held prefix runs.
+        Ok(Box::new(Sequence { table, tail, pinned: false, lost_tokens: 0, ..*parent }))
     }
 
     /// Keeps the first `len` tokens.
@@ -85,6 +85,8 @@ impl Pager {
         let (partial, tail) = self.partial_block(sequence, path_blocks, len % block_size)?;
         let end = self.end_at(self.place(sequence, path_blocks))?;
 
+        // Cut back above what was forgotten, it still publishes nothing more.
+        sequence.is_silent |= !self.index.is_live(sequence.end);
         self.hold(end, 1);
         if let Some(node) = partial {
             let extra = self.extra_holds.entry(sequence.table[path_blocks]).or_insert(ExtraHold { node, holds: 0 });
@@ -159,7 +161,7 @@ impl Pager {
             State::Running => self.give_back(&sequence, Self::context(&sequence, departure)),
             State::Preempted => self.num_preempted -= 1,
         }
-        self.drop_root_pin(sequence.root);
+        self.unpin_root(sequence.root);
         self.sequences.retire(handle);
         self.counters.clock_ticks += 1;
     }

@@ -280,10 +280,10 @@ impl Pager {
     fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
         let wanted = out.len() + count;
         while out.len() < wanted {
-            let Some(block) = self.blocks.pop() else { break };
-            out.push(block);
-        }
-        while out.len() < wanted {
+            if let Some(block) = self.blocks.pop() {
+                out.push(block);
+                continue;
+            }
             let before = out.len();
             // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that moment.
             let most = if self.copies.is_empty() { wanted - before } else { 1 };

@@ -31,7 +31,7 @@ impl Pager {
 
     /// Publishes the full committed blocks below the path. Where the allocator refuses, the rest waits for the next commit.
     fn publish(&mut self, sequence: &mut Sequence) {
-        if !self.config.prefix_cache || !self.index.is_live(sequence.end) {
+        if !self.config.prefix_cache || !self.may_publish(sequence) {
             return;
         }
         let start = sequence.path_blocks;
@@ -51,6 +51,11 @@ impl Pager {
             }
         }
         self.evict.policy().on_commit(Self::context(sequence, Departure::Moved), sequence.path_blocks - start);
+    }
+
+    /// Has nothing of its path been forgotten, and the pager not been reset, since it was admitted?
+    pub(crate) fn may_publish(&self, sequence: &Sequence) -> bool {
+        !sequence.is_silent && self.index.is_live(sequence.end)
     }
 
     /// How many of the next `limit` blocks may be published so that no run of content tokens is published in part, and none continues below
@@ -131,7 +136,8 @@ impl Pager {
             return None;
         }
         let node = &self.index[end];
-        let is_own_leaf = node.pins == 1 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
+        // Held children may be dead ones, which hang below the node's present end.
+        let is_own_leaf = node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
         let room = node.run.capacity() - node.run.len();
         (is_own_leaf && room > 0).then_some(room)
     }
