@@ -5,6 +5,9 @@ constructor arguments are the numbers themselves; they stay in ``args``, so an e
 scheduler and its workers, and ``repr`` shows how to build it again.
 """
 
+# Most names say what happened rather than end in Error: they are read in an except clause.
+# ruff: noqa: N818
+
 from __future__ import annotations
 
 __all__ = [
@@ -100,7 +103,7 @@ class TokenError(KvPagerError, ValueError):
 
 
 class TokenTypeError(TokenError, TypeError):
-    """Tokens of a kind that is never accepted: floats, bools, nested lists, more than one dimension, other bytes orders."""
+    """Tokens of a kind that is never accepted: floats, bools, nested lists, two dimensions, foreign byte order."""
 
 
 class TransferError(KvPagerError, RuntimeError):

@@ -80,11 +80,7 @@ class Index:
 
     def add(self, key: bytes, namespace: Namespace, path: list[Node], tokens: tuple[int, ...], block: int) -> Node:
         """Index ``block`` below the end of ``path``, or as a first block of the namespace."""
-        parent: Node | Root
-        if path:
-            parent = path[-1]
-        else:
-            parent = self.roots.setdefault(key, Root(key, namespace))
+        parent: Node | Root = path[-1] if path else self.roots.setdefault(key, Root(key, namespace))
         node = parent.children[tokens] = Node(parent, tokens, block)
         return node
 

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections import deque
-from typing import TypeVar
+from typing import TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ IDENTITY_BYTES_MAX = 65_536
 T = TypeVar("T")
 
 
+@final
 class Pager:
     """A pool of KV blocks with a prefix cache."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .pager import Pager
 
 
+@final
 class Sequence:
     """The tokens of one running request and the blocks that hold their KV. Made by ``Pager.admit`` and ``fork``."""
 
@@ -216,7 +217,7 @@ class Sequence:
             raise ValueError(f"reason must be 'finished' or 'aborted', not {reason!r:.80}")
         self._pager._release(self._record)
 
-    def __enter__(self) -> Sequence:
+    def __enter__(self) -> Self:
         self._live("__enter__")
         return self
 
