@@ -21,6 +21,8 @@ _SWAPPED = (">", "!") if sys.byteorder == "little" else ("<",)
 
 def as_token(value: object, position: int | None = None) -> int:
     """One token as an int."""
+    if type(value) is int and 0 <= value <= TOKEN_MAX:
+        return value
     where = "" if position is None else f" at position {position}"
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TokenTypeError(f"token{where} must be an integer, not {value!r:.80}", position, _plain(value))

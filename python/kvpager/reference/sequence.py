@@ -105,13 +105,13 @@ class Sequence:
         """Add one token; its slot, ``block_id * block_size + offset``."""
         self._pager._drain()
         record = self._running("append")
-        return int(self._grow(record, [as_token(token)])[0])
+        return self._grow(record, [as_token(token)])[0]
 
     def extend(self, tokens: Tokens) -> npt.NDArray[np.int64]:
         """Add tokens; their slots."""
         self._pager._drain()
         record = self._running("extend")
-        return self._grow(record, as_tokens(tokens))
+        return np.array(self._grow(record, as_tokens(tokens)), dtype=np.int64)
 
     def slots(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """The slots of known, uncommitted positions, made writable for this sequence alone."""
@@ -127,7 +127,7 @@ class Sequence:
         shared = record.unwritable(pool, start, stop)
         self._pager._require(len(shared))
         record.make_writable(pool, shared, 0)
-        return self._slots(record, start, stop)
+        return np.array(self._slots(record, start, stop), dtype=np.int64)
 
     def try_append(self, token: int) -> int | None:
         """``append``, or None where that raises OutOfBlocks."""
@@ -249,7 +249,7 @@ class Sequence:
             raise StaleHandle(self._record.id, self._record.state, call)
         return self._record
 
-    def _grow(self, record: Record, tokens: list[int]) -> npt.NDArray[np.int64]:
+    def _grow(self, record: Record, tokens: list[int]) -> list[int]:
         pool = self._pager._pool
         start, stop = len(record.tokens), len(record.tokens) + len(tokens)
         shared = record.unwritable(pool, start, stop)
@@ -259,8 +259,6 @@ class Sequence:
         record.tokens.extend(tokens)
         return self._slots(record, start, stop)
 
-    def _slots(self, record: Record, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def _slots(self, record: Record, start: int, stop: int) -> list[int]:
         size = self._pager.block_size
-        return np.array(
-            [record.table[position // size] * size + position % size for position in range(start, stop)], dtype=np.int64
-        )
+        return [record.table[position // size] * size + position % size for position in range(start, stop)]
