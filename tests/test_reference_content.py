@@ -108,3 +108,17 @@ def test_what_lies_behind_a_waiting_run_waits_too(implementation):
     dog.extend([9] * 4)
     dog.commit()
     assert path(dog, pager) == "0"
+
+
+def test_a_forgotten_block_keeps_its_whole_run_unpublished(implementation):
+    """A block is indexed once (7.4), so a run that needs a forgotten one cannot be published whole: none of it is."""
+    pager = implementation(20, 4)
+    parent = pager.admit([*CAT[:5], *CAT[:3], 7])
+    (child,) = parent.fork()
+    parent.commit()
+    assert child.slots(0, 1).tolist() == [12]
+    assert ids(child) == [3, 1, 2]
+    assert pager.forget(CAT[:4]) == 2
+    child.commit()
+    assert path(child, pager) == "-", "block 3 is new, but block 1 behind it was forgotten"
+    assert pager.check() == []
