@@ -19,12 +19,16 @@ fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallAr
 /// The exception for a refused call of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     match error {
-        Error::OutOfBlocks { needed, free, evictable, total } => raise(py, "OutOfBlocks", (needed, free, evictable, total, PyTuple::empty(py))),
+        Error::OutOfBlocks { needed, free, evictable, total } => {
+            raise(py, "OutOfBlocks", (needed, free, evictable, total, PyTuple::empty(py)))
+        }
         Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
-        Error::Token { position, value } => {
-            raise(py, "TokenError", (format!("token at position {position} must be 0..2147483647, not {value}"), position, value))
-        }
+        Error::Token { position, value } => raise(
+            py,
+            "TokenError",
+            (format!("token at position {position} must be 0..2147483647, not {value}"), position, value),
+        ),
         Error::EmptyPrompt => raise(py, "TokenError", ("the prompt is empty: it needs at least one token",)),
         Error::Config(message) => config_error(py, message),
         Error::Value(message) => PyValueError::new_err(message),
@@ -38,15 +42,26 @@ pub fn config_error(py: Python<'_>, message: String) -> PyErr {
 }
 
 /// A token with a value that none may have.
-pub fn token_error(py: Python<'_>, message: String, position: Option<usize>, value: Option<&Bound<'_, PyAny>>) -> PyErr {
+pub fn token_error(
+    py: Python<'_>,
+    message: String,
+    position: Option<usize>,
+    value: Option<&Bound<'_, PyAny>>,
+) -> PyErr {
     raise(py, "TokenError", (message, position, value))
 }
 
 /// Tokens of a type that is never accepted. Only plain values travel with the error: it must survive pickling.
-pub fn token_type_error(py: Python<'_>, message: String, position: Option<usize>, value: Option<&Bound<'_, PyAny>>) -> PyErr {
+pub fn token_type_error(
+    py: Python<'_>,
+    message: String,
+    position: Option<usize>,
+    value: Option<&Bound<'_, PyAny>>,
+) -> PyErr {
     let plain = value.map(|value| {
         let kind = value.get_type();
-        let is_plain = value.is_none() || kind.module().is_ok_and(|module| module == "builtins") && !value.hasattr("__len__").unwrap_or(true);
+        let is_plain = value.is_none()
+            || kind.module().is_ok_and(|module| module == "builtins") && !value.hasattr("__len__").unwrap_or(true);
         if is_plain || kind.is_subclass_of::<pyo3::types::PyString>().unwrap_or(false) {
             value.clone()
         } else {

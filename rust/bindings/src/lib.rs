@@ -32,7 +32,7 @@ mod _core {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// build_info()
+    /// `build_info()`
     /// --
     ///
     /// How this extension was built: `version`, `debug` (unoptimised?), `target`, `abi`.
@@ -44,6 +44,12 @@ mod _core {
         info.set_item("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS))?;
         info.set_item("abi", "abi3-py311")?;
         Ok(info)
+    }
+
+    /// Panics inside a call on this pager, so that the tests can see what a bug would do.
+    #[pyfunction]
+    fn _panic_for_tests(py: Python<'_>, pager: &PyPager) -> PyResult<()> {
+        pager.panic_for_tests(py)
     }
 
     /// Called in the child after `os.fork()`: pagers made before are refused from now on.

@@ -26,12 +26,17 @@ pub fn encode(py: Python<'_>, namespace: Option<&Bound<'_, PyAny>>) -> PyResult<
                 }
             } else {
                 let kind = namespace.get_type().name()?;
-                return Err(PyTypeError::new_err(format!("namespace must be bytes or a tuple of (kind, bytes) pairs, not {kind}")));
+                return Err(PyTypeError::new_err(format!(
+                    "namespace must be bytes or a tuple of (kind, bytes) pairs, not {kind}"
+                )));
             }
         }
     }
     if encoded.len() > NAME_BYTES_MAX {
-        return Err(config_error(py, format!("namespace must have at most {NAME_BYTES_MAX} bytes encoded, not {}", encoded.len())));
+        return Err(config_error(
+            py,
+            format!("namespace must have at most {NAME_BYTES_MAX} bytes encoded, not {}", encoded.len()),
+        ));
     }
     Ok(encoded)
 }
@@ -43,7 +48,10 @@ fn encode_pair(pair: &Bound<'_, PyAny>, encoded: &mut Vec<u8>) -> PyResult<()> {
     let kind = kind.to_string();
     let is_word = kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
     if kind.is_empty() || kind.len() > KIND_MAX || !is_word {
-        return Err(config_error(pair.py(), format!("a namespace kind must be 1 to {KIND_MAX} ASCII letters, digits, '_', '-' or '.', not {kind:.80?}")));
+        return Err(config_error(
+            pair.py(),
+            format!("a namespace kind must be 1 to {KIND_MAX} ASCII letters, digits, '_', '-' or '.', not {kind:.80?}"),
+        ));
     }
     for field in [kind.as_bytes(), value.as_bytes()] {
         encoded.extend_from_slice(&(field.len() as u32).to_le_bytes());

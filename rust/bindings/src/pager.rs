@@ -20,9 +20,9 @@ use crate::tokens::Tokens;
 ///
 /// Parameters
 /// ----------
-/// num_blocks : int
+/// `num_blocks` : int
 ///     Blocks of the pool, 1..2**31-1; `num_blocks * block_size` stays below 2**40. Ids are 0..num_blocks-1.
-/// block_size : int
+/// `block_size` : int
 ///     Tokens of a block, 1..1024, any value.
 /// policy : {"lru", "slru"}
 ///     Who is evicted. "slru" (segmented LRU) keeps what was hit through a scan of one-off prompts.
@@ -32,17 +32,17 @@ use crate::tokens::Tokens;
 ///     Names weights, dtype, layout and rank in everything that leaves the process. At most 65,536 bytes.
 /// seed : int or None
 ///     Key of the hash table, 0..2**64-1; None draws it from the operating system. No answer depends on it.
-/// null_block : bool
+/// `null_block` : bool
 ///     Set block 0 aside: it is never handed out.
-/// prefix_cache : bool
+/// `prefix_cache` : bool
 ///     False: nothing is ever shared between prompts.
 ///
 /// Raises
 /// ------
-/// ConfigError
-///     For a value outside its limits. AllocationError if the machine refuses memory for the tables.
+/// `ConfigError`
+///     For a value outside its limits. `AllocationError` if the machine refuses memory for the tables.
 ///
-/// Any thread may call. In the child of `os.fork()` every call raises ForkedProcess. Construction takes microseconds for any size.
+/// Any thread may call. In the child of `os.fork()` every call raises `ForkedProcess`. Construction takes microseconds for any size.
 #[pyclass(frozen, name = "Pager", module = "kvpager")]
 pub struct PyPager {
     shared: Arc<Shared>,
@@ -73,8 +73,8 @@ impl PyPager {
             watermark,
             identity: identity.map_or_else(Vec::new, |identity| identity.as_bytes().to_vec()),
             seed: seed.map_or_else(|| random_seed(py), |value| setting(value, "seed"))?,
-            null_block: null_block.is_some_and(|value| value.is_true()),
-            prefix_cache: prefix_cache.is_none_or(|value| value.is_true()),
+            null_block: null_block.is_some_and(PyBoolMethods::is_true),
+            prefix_cache: prefix_cache.is_none_or(PyBoolMethods::is_true),
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config })
@@ -174,41 +174,59 @@ impl PyPager {
     ///
     /// Raises
     /// ------
-    /// TokenError, TokenTypeError
+    /// `TokenError`, `TokenTypeError`
     ///     An empty prompt, a bad value (with its position), a bad type.
-    /// NeverFits
+    /// `NeverFits`
     ///     The prompt needs more blocks than the pool has: waiting cannot help.
-    /// OutOfBlocks
+    /// `OutOfBlocks`
     ///     There is no room now. Nothing was changed.
     ///
     /// Cost: comparing the cached tokens, copying the others.
     #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
-    fn admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>, pin: bool) -> PyResult<PySequence> {
+    fn admit(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        namespace: Option<&Bound<'_, PyAny>>,
+        pin: bool,
+    ) -> PyResult<PySequence> {
         let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, namespace)?;
         let handle = self.shared.change(py, |pager| pager.admit(tokens.as_slice(py), &namespace, pin))?;
         Ok(PySequence::new(&self.shared, handle))
     }
 
-    /// try_admit(prompt, *, namespace=b"", pin=False)
+    /// `try_admit(prompt`, *, namespace=b"", pin=False)
     /// --
     ///
-    /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits: waiting would be for ever.
+    /// As `admit`, but None where that raises `OutOfBlocks`. A prompt that can never fit still raises `NeverFits`: waiting would be for ever.
     #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
-    fn try_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>, pin: bool) -> PyResult<Option<PySequence>> {
+    fn try_admit(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        namespace: Option<&Bound<'_, PyAny>>,
+        pin: bool,
+    ) -> PyResult<Option<PySequence>> {
         let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, namespace)?;
         let handle = self.shared.change(py, |pager| none_if_full(pager.admit(tokens.as_slice(py), &namespace, pin)))?;
         Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
     }
 
-    /// can_admit(prompt, *, namespace=b"", pin=False)
+    /// `can_admit(prompt`, *, namespace=b"", pin=False)
     /// --
     ///
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for a prompt that can
-    /// never fit. Raises TokenError and TokenTypeError as `admit` does.
+    /// never fit. Raises `TokenError` and `TokenTypeError` as `admit` does.
     #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
-    fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>, pin: bool) -> PyResult<bool> {
+    fn can_admit(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        namespace: Option<&Bound<'_, PyAny>>,
+        pin: bool,
+    ) -> PyResult<bool> {
         let _ = pin;
         let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, namespace)?;
@@ -218,10 +236,15 @@ impl PyPager {
     /// match(prompt, *, namespace=b"")
     /// --
     ///
-    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens` and `num_blocks`. A peek: no recency, no statistic
-    /// changes. Raises TokenError and TokenTypeError as `admit` does. Cost: comparing the cached tokens.
+    /// What an `admit` of this prompt would hit now: a `PrefixMatch` with `num_tokens` and `num_blocks`. A peek: no recency, no statistic
+    /// changes. Raises `TokenError` and `TokenTypeError` as `admit` does. Cost: comparing the cached tokens.
     #[pyo3(name = "r#match", signature = (prompt, *, namespace=None))]
-    fn find<'py>(&self, py: Python<'py>, prompt: &Bound<'py, PyAny>, namespace: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    fn find<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        namespace: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, namespace)?;
@@ -229,7 +252,7 @@ impl PyPager {
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
 
-    /// take_copies()
+    /// `take_copies()`
     /// --
     ///
     /// The block copies that `append`, `extend` and `slots` asked for since the last call: int32 [n, 2], (source, target) block ids, in the
@@ -251,7 +274,7 @@ impl PyPager {
     /// --
     ///
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go on, publish nothing more,
-    /// and free their blocks at release. `identity` replaces the pager's. ConfigError if it is too long. Cost: the same for every pool.
+    /// and free their blocks at release. `identity` replaces the pager's. `ConfigError` if it is too long. Cost: the same for every pool.
     #[pyo3(signature = (identity=None))]
     fn reset(&self, py: Python<'_>, identity: Option<&Bound<'_, PyBytes>>) -> PyResult<()> {
         let identity = identity.map(|identity| identity.as_bytes().to_vec());
@@ -262,16 +285,21 @@ impl PyPager {
     /// --
     ///
     /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks those were, 0 if the path
-    /// is not indexed. Sequences whose path it was go on, but publish nothing more. ValueError unless `tokens` are a whole number of blocks, at
+    /// is not indexed. Sequences whose path it was go on, but publish nothing more. `ValueError` unless `tokens` are a whole number of blocks, at
     /// least one. Cost: what is dropped.
     #[pyo3(signature = (tokens, *, namespace=None))]
-    fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+    fn forget(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        namespace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
         let tokens = Tokens::from_any(tokens)?;
         let namespace = namespace::encode(py, namespace)?;
         self.shared.change(py, |pager| pager.forget(tokens.as_slice(py), &namespace))
     }
 
-    /// stats()
+    /// `stats()`
     /// --
     ///
     /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.
@@ -293,14 +321,18 @@ impl PyPager {
         for (name, value) in gauges {
             fields.set_item(name, value)?;
         }
-        let rest = [("clock_ticks", counters.clock_ticks), ("refused_calls", counters.refused_calls), ("noop_calls", counters.noop_calls)];
+        let rest = [
+            ("clock_ticks", counters.clock_ticks),
+            ("refused_calls", counters.refused_calls),
+            ("noop_calls", counters.noop_calls),
+        ];
         for (name, value) in counters.named().into_iter().chain(rest) {
             fields.set_item(name, value)?;
         }
         CLASS.import(py, "kvpager.types", "Stats")?.call((), Some(&fields))
     }
 
-    /// check()
+    /// `check()`
     /// --
     ///
     /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests: it is slow.
@@ -316,6 +348,12 @@ impl PyPager {
     #[pyo3(signature = (full=false))]
     fn dump(&self, py: Python<'_>, full: bool) -> PyResult<String> {
         self.shared.read(py, |pager| Ok(dump::dump(pager, full)))
+    }
+}
+
+impl PyPager {
+    pub fn panic_for_tests(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.change(py, |_| panic!("kvpager: a panic that a test asked for"))
     }
 }
 

@@ -11,7 +11,7 @@ use pyo3::types::PyDict;
 
 use crate::errors;
 
-/// Replay(ids, offsets, prompt_blocks, arrivals_s, service_s, num_blocks, policy)
+/// Replay(ids, offsets, `prompt_blocks`, `arrivals_s`, `service_s`, `num_blocks`, policy)
 /// --
 ///
 /// Drives a pager with a trace whose prompts are chains of block ids. `kvpager.replay` builds the columns: `ids` int32 (all chains, without
@@ -44,28 +44,43 @@ impl PyReplay {
             (Some(arrivals), Some(service)) if arrivals.as_array().len() == service.as_array().len() => {
                 Some(arrivals.as_array().iter().copied().zip(service.as_array().iter().copied()).collect())
             }
-            _ => return Err(to_python(Error::Value("arrivals_s and service_s must both be given, of one length, or both be None".to_owned()))),
+            _ => {
+                return Err(to_python(Error::Value(
+                    "arrivals_s and service_s must both be given, of one length, or both be None".to_owned(),
+                )));
+            }
         };
         let trace = Trace {
             ids: ids.as_array().iter().map(|id| id.cast_unsigned()).collect::<Vec<Token>>(),
-            offsets: offsets.as_array().iter().map(|&offset| usize::try_from(offset)).collect::<Result<_, _>>().map_err(|_| negative())?,
-            prompt_blocks: prompt_blocks.as_array().iter().map(|&blocks| u32::try_from(blocks)).collect::<Result<_, _>>().map_err(|_| negative())?,
+            offsets: offsets
+                .as_array()
+                .iter()
+                .map(|&offset| usize::try_from(offset))
+                .collect::<Result<_, _>>()
+                .map_err(|_| negative())?,
+            prompt_blocks: prompt_blocks
+                .as_array()
+                .iter()
+                .map(|&blocks| u32::try_from(blocks))
+                .collect::<Result<_, _>>()
+                .map_err(|_| negative())?,
             times,
         };
         let policy = PolicyKind::from_name(policy).map_err(to_python)?;
         Ok(Self { replay: Mutex::new(Replay::new(trace, num_blocks, policy).map_err(to_python)?) })
     }
 
-    /// Serve up to `num_requests` more; returns how many have been served in all. NeverFits for a request larger than the pool.
+    /// Serve up to `num_requests` more; returns how many have been served in all. `NeverFits` for a request larger than the pool.
     fn advance(&self, py: Python<'_>, num_requests: usize) -> PyResult<usize> {
         py.detach(|| self.replay.lock().ok().map(|mut replay| replay.advance(num_requests)))
             .ok_or_else(|| errors::poisoned(py))?
             .map_err(|error| errors::to_python(py, error))
     }
 
-    /// What has been counted so far: requests, prompt_blocks, hit_blocks, evicted_blocks, cached_blocks, active_blocks_max.
+    /// What has been counted so far: requests, `prompt_blocks`, `hit_blocks`, `evicted_blocks`, `cached_blocks`, `active_blocks_max`.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let totals = py.detach(|| self.replay.lock().ok().map(|replay| replay.totals())).ok_or_else(|| errors::poisoned(py))?;
+        let totals =
+            py.detach(|| self.replay.lock().ok().map(|replay| replay.totals())).ok_or_else(|| errors::poisoned(py))?;
         let result = PyDict::new(py);
         result.set_item("requests", totals.requests)?;
         result.set_item("prompt_blocks", totals.prompt_blocks)?;

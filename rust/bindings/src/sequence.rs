@@ -19,7 +19,7 @@ use crate::tokens::{Tokens, token};
 /// One running request: its tokens, its block table, and how much of it is computed.
 ///
 /// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it (or use it in a
-/// `with` statement): a handle that the garbage collector takes is released at the next call and reported as a ResourceWarning.
+/// `with` statement): a handle that the garbage collector takes is released at the next call and reported as a `ResourceWarning`.
 #[pyclass(frozen, name = "Sequence", module = "kvpager")]
 pub struct PySequence {
     shared: Arc<Shared>,
@@ -48,7 +48,12 @@ impl PySequence {
         })
     }
 
-    fn position(&self, py: Python<'_>, call: &'static str, read: impl FnOnce(&kvpager_core::sequence::Sequence) -> usize) -> PyResult<usize> {
+    fn position(
+        &self,
+        py: Python<'_>,
+        call: &'static str,
+        read: impl FnOnce(&kvpager_core::sequence::Sequence) -> usize,
+    ) -> PyResult<usize> {
         self.shared.read(py, |pager| Ok(read(pager.sequence(self.handle, call)?)))
     }
 }
@@ -64,7 +69,9 @@ impl PySequence {
     /// "running", "preempted" or "released".
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
-        self.shared.read(py, |pager| Ok(pager.sequence(self.handle, "state").map_or("released", |sequence| sequence.state.name())))
+        self.shared.read(py, |pager| {
+            Ok(pager.sequence(self.handle, "state").map_or("released", |sequence| sequence.state.name()))
+        })
     }
 
     /// Tokens found cached at admission: skip these in prefill. 0 while preempted.
@@ -94,7 +101,14 @@ impl PySequence {
         self.shared.read(py, |pager| {
             Ok(pager.sequence(self.handle, "repr").map_or_else(
                 |_| format!("<kvpager.Sequence {id}: released>"),
-                |sequence| format!("<kvpager.Sequence {id}: {}, {} tokens, {} committed>", sequence.state.name(), sequence.len, sequence.num_committed),
+                |sequence| {
+                    format!(
+                        "<kvpager.Sequence {id}: {}, {} tokens, {} committed>",
+                        sequence.state.name(),
+                        sequence.len,
+                        sequence.num_committed
+                    )
+                },
             ))
         })
     }
@@ -102,7 +116,8 @@ impl PySequence {
     /// The namespace given at admission.
     #[getter]
     fn namespace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let encoded = self.shared.read(py, |pager| Ok(pager.namespace(pager.sequence(self.handle, "namespace")?).to_vec()))?;
+        let encoded =
+            self.shared.read(py, |pager| Ok(pager.namespace(pager.sequence(self.handle, "namespace")?).to_vec()))?;
         namespace::decode(py, &encoded)
     }
 
@@ -112,10 +127,18 @@ impl PySequence {
         self.shared.read(py, |pager| Ok(pager.sequence(self.handle, "pinned")?.pinned))
     }
 
-    /// The block table: int32 [ceil(len / block_size)], physical block of each logical block. A copy.
+    /// The block table: int32 [ceil(len / `block_size`)], physical block of each logical block. A copy.
     #[getter]
     fn block_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let ids = self.shared.read(py, |pager| Ok(pager.running(self.handle, "block_ids")?.table.iter().copied().map(BlockId::cast_signed).collect::<Vec<_>>()))?;
+        let ids = self.shared.read(py, |pager| {
+            Ok(pager
+                .running(self.handle, "block_ids")?
+                .table
+                .iter()
+                .copied()
+                .map(BlockId::cast_signed)
+                .collect::<Vec<_>>())
+        })?;
         Ok(PyArray1::from_vec(py, ids))
     }
 
@@ -135,17 +158,17 @@ impl PySequence {
     /// --
     ///
     /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is replaced first (see
-    /// `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block is needed and there is none; nothing was
+    /// `take_copies`). Raises `TokenError`, `TokenTypeError`, `StaleHandle`, and `OutOfBlocks` if a block is needed and there is none; nothing was
     /// changed then.
     fn append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<i64> {
         let token = self::token(token, None)?;
         self.shared.change(py, |pager| pager.append(self.handle, token))
     }
 
-    /// try_append(token)
+    /// `try_append(token)`
     /// --
     ///
-    /// As `append`, but None where that raises OutOfBlocks.
+    /// As `append`, but None where that raises `OutOfBlocks`.
     fn try_append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         let token = self::token(token, None)?;
         self.shared.change(py, |pager| none_if_full(pager.append(self.handle, token)))
@@ -161,11 +184,15 @@ impl PySequence {
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// try_extend(tokens)
+    /// `try_extend(tokens)`
     /// --
     ///
-    /// As `extend`, but None where that raises OutOfBlocks.
-    fn try_extend<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+    /// As `extend`, but None where that raises `OutOfBlocks`.
+    fn try_extend<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
         let tokens = Tokens::from_any(tokens)?;
         let slots = self.shared.change(py, |pager| none_if_full(pager.extend(self.handle, tokens.as_slice(py))))?;
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
@@ -175,19 +202,29 @@ impl PySequence {
     /// --
     ///
     /// Slots of positions start..stop-1, int64 [stop - start], made writable: for the prefill of `slots(seq.num_committed, len(seq))` or of a
-    /// chunk of it. ValueError unless `num_committed <= start <= stop <= len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks
+    /// chunk of it. `ValueError` unless `num_committed <= start <= stop <= len(seq)`: what is committed is never written again. `OutOfBlocks` if shared blocks
     /// cannot be replaced; nothing was changed then.
-    fn slots<'py>(&self, py: Python<'py>, start: &Bound<'py, PyAny>, stop: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    fn slots<'py>(
+        &self,
+        py: Python<'py>,
+        start: &Bound<'py, PyAny>,
+        stop: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let (start, stop) = (position(start, "start")?, position(stop, "stop")?);
         let slots = self.shared.change(py, |pager| pager.slots(self.handle, start, stop))?;
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// try_slots(start, stop)
+    /// `try_slots(start`, stop)
     /// --
     ///
-    /// As `slots`, but None where that raises OutOfBlocks.
-    fn try_slots<'py>(&self, py: Python<'py>, start: &Bound<'py, PyAny>, stop: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+    /// As `slots`, but None where that raises `OutOfBlocks`.
+    fn try_slots<'py>(
+        &self,
+        py: Python<'py>,
+        start: &Bound<'py, PyAny>,
+        stop: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
         let (start, stop) = (position(start, "start")?, position(stop, "stop")?);
         let slots = self.shared.change(py, |pager| none_if_full(pager.slots(self.handle, start, stop)))?;
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
@@ -197,7 +234,7 @@ impl PySequence {
     /// --
     ///
     /// Say that the KV of all positions below `end` (default: all) is written: call it after the kernel. Full blocks become findable by other
-    /// prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. ValueError past `len(seq)`.
+    /// prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. `ValueError` past `len(seq)`.
     #[pyo3(signature = (end=None))]
     fn commit(&self, py: Python<'_>, end: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let end = end.map(|end| position(end, "end")).transpose()?;
@@ -208,7 +245,7 @@ impl PySequence {
     /// --
     ///
     /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block replaces it. Returns a
-    /// list of Sequences. ValueError for n < 1. Cost: the table's length for each child.
+    /// list of Sequences. `ValueError` for n < 1. Cost: the table's length for each child.
     #[pyo3(signature = (n=None))]
     fn fork(&self, py: Python<'_>, n: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Self>> {
         let n = n.map_or(Ok(1), |n| position(n, "n"))?;
@@ -216,17 +253,17 @@ impl PySequence {
         Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
     }
 
-    /// truncate(num_tokens)
+    /// `truncate(num_tokens)`
     /// --
     ///
-    /// Keep the first num_tokens tokens (rejected drafts). ValueError unless 1 <= num_tokens <= len(seq). A published block that the cut goes through
+    /// Keep the first `num_tokens` tokens (rejected drafts). `ValueError` unless 1 <= `num_tokens` <= len(seq). A published block that the cut goes through
     /// stays in the table, shared and partial: the next write copies it.
     fn truncate(&self, py: Python<'_>, num_tokens: &Bound<'_, PyAny>) -> PyResult<()> {
         let len = position(num_tokens, "num_tokens")?;
         self.shared.change(py, |pager| pager.truncate(self.handle, len))
     }
 
-    /// preempt()
+    /// `preempt()`
     /// --
     ///
     /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them again.
@@ -234,20 +271,20 @@ impl PySequence {
         self.shared.change(py, |pager| pager.preempt(self.handle))
     }
 
-    /// resume()
+    /// `resume()`
     /// --
     ///
     /// Admit a preempted sequence again, all or nothing; returns the sequence. What was committed and is not cached any more is to be computed again
-    /// (from `num_cached` on), and is counted. Raises OutOfBlocks, and StaleHandle unless it is preempted.
+    /// (from `num_cached` on), and is counted. Raises `OutOfBlocks`, and `StaleHandle` unless it is preempted.
     fn resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         slf.shared.change(py, |pager| pager.resume(slf.handle))?;
         Ok(slf.into())
     }
 
-    /// try_resume()
+    /// `try_resume()`
     /// --
     ///
-    /// As `resume`, but None where that raises OutOfBlocks.
+    /// As `resume`, but None where that raises `OutOfBlocks`.
     fn try_resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Option<Py<Self>>> {
         let resumed = slf.shared.change(py, |pager| none_if_full(pager.resume(slf.handle)))?;
         Ok(resumed.map(|()| slf.into()))
@@ -268,7 +305,13 @@ impl PySequence {
     }
 
     #[pyo3(signature = (kind, error, trace, /))]
-    fn __exit__(&self, py: Python<'_>, kind: &Bound<'_, PyAny>, error: &Bound<'_, PyAny>, trace: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         let _ = (error, trace);
         self.end(py, if kind.is_none() { Departure::Finished } else { Departure::Aborted })
     }
@@ -284,7 +327,8 @@ impl Drop for PySequence {
         Python::attach(|py| {
             // Whatever exception is on its way must not be lost to the warning.
             let on_its_way = PyErr::take(py);
-            let message = format!("sequence {id} was dropped without release(): the next call on its pager releases it");
+            let message =
+                format!("sequence {id} was dropped without release(): the next call on its pager releases it");
             if let Ok(message) = std::ffi::CString::new(message)
                 && let Err(error) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &message, 1)
             {

@@ -73,13 +73,19 @@ impl Config {
             return fail(format!("num_blocks is {}; the limit is 2147483647", self.num_blocks));
         }
         if self.usable_blocks() == 0 {
-            return fail(format!("num_blocks is {}; at least one usable block is needed (the null block is none)", self.num_blocks));
+            return fail(format!(
+                "num_blocks is {}; at least one usable block is needed (the null block is none)",
+                self.num_blocks
+            ));
         }
         if self.block_size == 0 || self.block_size > BLOCK_SIZE_MAX {
             return fail(format!("block_size is {}; it must be 1..={BLOCK_SIZE_MAX}", self.block_size));
         }
         if self.num_blocks as u64 * self.block_size as u64 >= POOL_TOKENS_END {
-            return fail(format!("num_blocks * block_size is {}; it must stay below {POOL_TOKENS_END}", self.num_blocks as u64 * self.block_size as u64));
+            return fail(format!(
+                "num_blocks * block_size is {}; it must stay below {POOL_TOKENS_END}",
+                self.num_blocks as u64 * self.block_size as u64
+            ));
         }
         if !(0.0..=1.0).contains(&self.watermark) {
             return fail(format!("watermark is {}; it must be 0.0..=1.0", self.watermark));

@@ -77,7 +77,8 @@ impl Drawing<'_> {
 
     fn trees(&mut self) {
         let index = &self.pager.index;
-        let mut roots: Vec<_> = index.roots().filter(|(id, root)| index.is_live(*id) && !root.first_child.is_none()).collect();
+        let mut roots: Vec<_> =
+            index.roots().filter(|(id, root)| index.is_live(*id) && !root.first_child.is_none()).collect();
         roots.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
         for (id, root) in roots {
             self.line(&format!("namespace {}", namespace_repr(&root.name)));
@@ -243,7 +244,9 @@ fn first_tokens(block: &[Token]) -> String {
 /// A namespace as Python writes what the caller gave.
 #[must_use]
 pub fn namespace_repr(encoded: &[u8]) -> String {
-    let (Some(tag), rest) = (encoded.first(), encoded.get(1..).unwrap_or_default()) else { return "?".to_owned() };
+    let (Some(tag), rest) = (encoded.first(), encoded.get(1..).unwrap_or_default()) else {
+        return "?".to_owned();
+    };
     if *tag == 0 {
         return bytes_repr(rest);
     }

@@ -59,9 +59,13 @@ impl fmt::Display for Error {
             Self::OutOfBlocks { needed, free, evictable, total } => {
                 write!(f, "needed {needed} blocks; {free} free and {evictable} evictable of {total}")
             }
-            Self::NeverFits { needed, usable } => write!(f, "needs {needed} blocks; the pool has {usable}"),
+            Self::NeverFits { needed, usable } => {
+                write!(f, "needs {needed} blocks; the pool has {usable}")
+            }
             Self::Stale { sequence, state, call } => write!(f, "{call}: sequence {sequence} is {state}"),
-            Self::Token { position, value } => write!(f, "token {value} at position {position} is outside 0..=2147483647"),
+            Self::Token { position, value } => {
+                write!(f, "token {value} at position {position} is outside 0..=2147483647")
+            }
             Self::EmptyPrompt => f.write_str("an empty prompt"),
             Self::Config(message) | Self::Value(message) => f.write_str(message),
             Self::Memory => f.write_str("the machine has no memory left"),

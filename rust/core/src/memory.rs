@@ -12,6 +12,15 @@ pub fn zeroed_words(len: usize) -> Result<Vec<u32>> {
     Ok(vec![0; len])
 }
 
+/// `len` zero bytes, as lazily.
+///
+/// # Errors
+/// `Memory` if the allocator refuses.
+pub fn zeroed_bytes(len: usize) -> Result<Vec<u8>> {
+    Vec::<u8>::new().try_reserve_exact(len)?;
+    Ok(vec![0; len])
+}
+
 /// An empty vector with room for exactly `capacity` elements.
 ///
 /// # Errors

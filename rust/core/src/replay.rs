@@ -47,7 +47,9 @@ impl Trace {
             }
         }
         if let Some(times) = &self.times
-            && let Some(request) = times.iter().position(|&(arrival, service)| !(arrival.is_finite() && service.is_finite() && service >= 0.0))
+            && let Some(request) = times
+                .iter()
+                .position(|&(arrival, service)| !(arrival.is_finite() && service.is_finite() && service >= 0.0))
         {
             return fail(format!("request {request}: arrival and service must be finite, and service not negative"));
         }
@@ -113,9 +115,26 @@ impl Replay {
     /// `Value` or `Token` for a trace that does not fit together, `Config` for the pool.
     pub fn new(trace: Trace, num_blocks: usize, policy: PolicyKind) -> Result<Self> {
         trace.validate()?;
-        let config = Config { num_blocks, block_size: 1, policy, watermark: 0.0, identity: Vec::new(), seed: 0, null_block: false, prefix_cache: true };
+        let config = Config {
+            num_blocks,
+            block_size: 1,
+            policy,
+            watermark: 0.0,
+            identity: Vec::new(),
+            seed: 0,
+            null_block: false,
+            prefix_cache: true,
+        };
         let pager = Pager::new(config)?;
-        Ok(Self { trace, pager, totals: Totals::default(), next: 0, now: f64::NEG_INFINITY, running: BinaryHeap::new(), chain: Vec::new() })
+        Ok(Self {
+            trace,
+            pager,
+            totals: Totals::default(),
+            next: 0,
+            now: f64::NEG_INFINITY,
+            running: BinaryHeap::new(),
+            chain: Vec::new(),
+        })
     }
 
     /// Serves up to `requests` more; answers how many have been served in all.
@@ -135,7 +154,11 @@ impl Replay {
     #[must_use]
     pub fn totals(&self) -> Totals {
         let stats = self.pager.stats();
-        Totals { evicted_blocks: stats.counters.evicted_blocks, cached_blocks: stats.cached_blocks as u64, ..self.totals }
+        Totals {
+            evicted_blocks: stats.counters.evicted_blocks,
+            cached_blocks: stats.cached_blocks as u64,
+            ..self.totals
+        }
     }
 
     fn serve(&mut self, request: usize) -> Result<()> {

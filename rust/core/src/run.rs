@@ -145,7 +145,9 @@ impl Run {
             common += stride;
         }
         common /= block_size;
-        while ours[common * block_size..(common + 1) * block_size] == theirs[common * block_size..(common + 1) * block_size] {
+        while ours[common * block_size..(common + 1) * block_size]
+            == theirs[common * block_size..(common + 1) * block_size]
+        {
             common += 1;
         }
         common

@@ -11,13 +11,13 @@ pub struct Slab<T> {
     next_serial: u64,
 }
 
-impl<T> Slab<T> {
-    /// No element.
-    #[must_use]
-    pub const fn new() -> Self {
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
         Self { slots: Vec::new(), free: Vec::new(), next_serial: 0 }
     }
+}
 
+impl<T> Slab<T> {
     /// The serial that the next element gets.
     #[must_use]
     pub const fn next_serial(&self) -> u64 {

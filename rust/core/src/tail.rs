@@ -55,7 +55,7 @@ impl Tail {
     fn reserve(&mut self, more: usize, block_size: usize) -> Result<()> {
         let full = run_blocks_max(block_size);
         let end = self.skip * block_size + self.len + more;
-        let last_capacity = self.pieces.back().map_or(0, |piece| piece.capacity());
+        let last_capacity = self.pieces.back().map_or(0, Run::capacity);
         let room = self.pieces.len().saturating_sub(1) * full + last_capacity;
         let needed = end.div_ceil(block_size);
         if needed <= room {
@@ -170,7 +170,10 @@ impl Tail {
         for ours in self.slices(block_size) {
             let n = ours.len().min(theirs.len() - done) / block_size * block_size;
             if ours[..n] != theirs[done..done + n] {
-                let same = ours[..n].chunks_exact(block_size).zip(theirs[done..].chunks_exact(block_size)).take_while(|(a, b)| a == b);
+                let same = ours[..n]
+                    .chunks_exact(block_size)
+                    .zip(theirs[done..].chunks_exact(block_size))
+                    .take_while(|(a, b)| a == b);
                 return done / block_size + same.count();
             }
             done += n;

@@ -16,7 +16,13 @@ use crate::pager::Pager;
 /// All violations, worst never hidden by the first. Empty if every promise holds.
 #[must_use]
 pub fn check(pager: &Pager) -> Vec<String> {
-    let mut checker = Checker { pager, violations: Vec::new(), pins: BTreeMap::new(), private: BTreeMap::new(), extra: BTreeMap::new() };
+    let mut checker = Checker {
+        pager,
+        violations: Vec::new(),
+        pins: BTreeMap::new(),
+        private: BTreeMap::new(),
+        extra: BTreeMap::new(),
+    };
     checker.check_tree();
     if checker.violations.is_empty() {
         // What hangs in a broken tree cannot be recounted.

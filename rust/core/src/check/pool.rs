@@ -19,7 +19,9 @@ impl Checker<'_> {
                 self.expect(place.insert(id, nth).is_none(), || format!("I2: {id:?} waits twice"));
                 blocks += pager.index[id].run.len();
             }
-            self.expect(blocks == queue.blocks(), || format!("I1: queue {name} counts {} blocks and has {blocks}", queue.blocks()));
+            self.expect(blocks == queue.blocks(), || {
+                format!("I1: queue {name} counts {} blocks and has {blocks}", queue.blocks())
+            });
         }
         for (id, node) in pager.index.nodes() {
             if !pager.index.is_live(id) || node.is_held() {
@@ -70,7 +72,8 @@ impl Checker<'_> {
         for block in twice {
             self.violations.push(format!("I2: block {block} is in two places"));
         }
-        let wrong: Vec<BlockId> = pager.blocks.iter_free().filter(|&block| pager.blocks.state(block) != BlockState::Free).collect();
+        let wrong: Vec<BlockId> =
+            pager.blocks.iter_free().filter(|&block| pager.blocks.state(block) != BlockState::Free).collect();
         self.expect(wrong.is_empty(), || format!("I2: blocks {wrong:?} are on the free stack and not free"));
         for (id, node) in pager.index.nodes() {
             let wrong = node.run.blocks(block_size).iter().filter(|&&block| !pager.blocks.is_indexed(block)).count();
@@ -82,6 +85,8 @@ impl Checker<'_> {
         let found = (free + stale, cached, active);
         self.expect(counted == found, || format!("I1: free, cached and active count {counted:?} and are {found:?}"));
         let total = free + stale + cached + active + stats.reserved_blocks;
-        self.expect(total == stats.total_blocks, || format!("I1: {total} blocks are accounted for, of {}", stats.total_blocks));
+        self.expect(total == stats.total_blocks, || {
+            format!("I1: {total} blocks are accounted for, of {}", stats.total_blocks)
+        });
     }
 }

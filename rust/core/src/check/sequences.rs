@@ -18,27 +18,37 @@ impl Checker<'_> {
                 }
                 State::Preempted => {
                     preempted += 1;
-                    let is_bare = sequence.table.is_empty() && sequence.path_blocks == 0 && sequence.end == sequence.root;
-                    self.expect(is_bare && sequence.num_committed == 0, || format!("I2: preempted sequence {} holds blocks", sequence.serial));
+                    let is_bare =
+                        sequence.table.is_empty() && sequence.path_blocks == 0 && sequence.end == sequence.root;
+                    self.expect(is_bare && sequence.num_committed == 0, || {
+                        format!("I2: preempted sequence {} holds blocks", sequence.serial)
+                    });
                 }
             }
             self.check_positions(sequence);
         }
         let counted = (pager.num_running, pager.num_running_pinned, pager.num_preempted);
-        self.expect(counted == (running, pinned, preempted), || format!("I1: sequences are counted {counted:?} and are {:?}", (running, pinned, preempted)));
+        self.expect(counted == (running, pinned, preempted), || {
+            format!("I1: sequences are counted {counted:?} and are {:?}", (running, pinned, preempted))
+        });
     }
 
     fn check_positions(&mut self, sequence: &Sequence) {
         let block_size = self.pager.config().block_size;
         let Sequence { serial, num_cached, num_committed, len, path_blocks, .. } = *sequence;
         self.expect(num_cached <= num_committed && num_committed <= len, || {
-            format!("I4: sequence {serial}: cached {num_cached} <= committed {num_committed} <= len {len} does not hold")
+            format!(
+                "I4: sequence {serial}: cached {num_cached} <= committed {num_committed} <= len {len} does not hold"
+            )
         });
         self.expect(path_blocks * block_size <= num_committed || sequence.state == State::Preempted, || {
             format!("I4: sequence {serial} has published {path_blocks} blocks and committed {num_committed} tokens")
         });
         self.expect(path_blocks * block_size + sequence.tail.len() == len, || {
-            format!("I2: sequence {serial} has {len} tokens, {path_blocks} blocks of them published, and {} in its tail", sequence.tail.len())
+            format!(
+                "I2: sequence {serial} has {len} tokens, {path_blocks} blocks of them published, and {} in its tail",
+                sequence.tail.len()
+            )
         });
     }
 
@@ -46,7 +56,9 @@ impl Checker<'_> {
         let (pager, block_size) = (self.pager, self.pager.config().block_size);
         let serial = sequence.serial;
         let blocks = sequence.len.div_ceil(block_size);
-        self.expect(sequence.table.len() == blocks, || format!("I2: sequence {serial} needs {blocks} blocks and its table has {}", sequence.table.len()));
+        self.expect(sequence.table.len() == blocks, || {
+            format!("I2: sequence {serial} needs {blocks} blocks and its table has {}", sequence.table.len())
+        });
 
         let mut path: Vec<BlockId> = Vec::new();
         let mut node = sequence.end;
@@ -57,13 +69,18 @@ impl Checker<'_> {
         path.reverse();
         self.expect(node == sequence.root, || format!("I3: sequence {serial} is in another namespace than its path"));
         if path.len() != sequence.path_blocks || path.len() > sequence.table.len() {
-            self.violations.push(format!("I6: sequence {serial}'s path has {} blocks, not {}", path.len(), sequence.path_blocks));
+            self.violations.push(format!(
+                "I6: sequence {serial}'s path has {} blocks, not {}",
+                path.len(),
+                sequence.path_blocks
+            ));
             return;
         }
         if !sequence.end.is_root() {
             *self.pins.entry(sequence.end).or_insert(0) += 1;
         }
-        let first_duplicate = (0..path.len()).find(|&at| path[at] != sequence.table[at]).unwrap_or(Sequence::NO_DUPLICATE);
+        let first_duplicate =
+            (0..path.len()).find(|&at| path[at] != sequence.table[at]).unwrap_or(Sequence::NO_DUPLICATE);
         self.expect(first_duplicate == sequence.first_duplicate, || {
             format!("I2: sequence {serial}'s first duplicate is {first_duplicate}, not {}", sequence.first_duplicate)
         });
@@ -93,7 +110,9 @@ impl Checker<'_> {
             self.count_hold(source, &format!("the copy into {target}"));
             let is_both = copies.iter().any(|&(_, other)| other == source);
             self.expect(!is_both, || format!("I9: block {source} is source and target of queued copies"));
-            self.expect(self.pager.blocks.state(target) != BlockState::Free, || format!("I9: a copy into free block {target} is queued"));
+            self.expect(self.pager.blocks.state(target) != BlockState::Free, || {
+                format!("I9: a copy into free block {target} is queued")
+            });
         }
     }
 
@@ -103,12 +122,16 @@ impl Checker<'_> {
         for block in 0..pager.config().num_blocks as BlockId {
             let expected = self.private.get(&block).copied().unwrap_or(0);
             if let BlockState::Private(holders) = pager.blocks.state(block) {
-                self.expect(holders == expected, || format!("I2: private block {block} counts {holders} holders and has {expected}"));
+                self.expect(holders == expected, || {
+                    format!("I2: private block {block} counts {holders} holders and has {expected}")
+                });
             }
         }
         for (&block, extra) in &pager.extra_holds {
             let expected = self.extra.remove(&block).unwrap_or(0);
-            self.expect(extra.holds == expected, || format!("I2: indexed block {block} counts {} holds beside paths and has {expected}", extra.holds));
+            self.expect(extra.holds == expected, || {
+                format!("I2: indexed block {block} counts {} holds beside paths and has {expected}", extra.holds)
+            });
             let node = &pager.index[extra.node];
             let is_last = node.run.blocks(pager.config().block_size).last() == Some(&block);
             self.expect(is_last, || format!("I2: block {block} is held but not the last of {:?}", extra.node));
@@ -123,7 +146,9 @@ impl Checker<'_> {
             let expected = self.pins.get(&id).copied().unwrap_or(0);
             self.expect(node.pins == expected, || format!("I2: {id:?} counts {} pins and has {expected}", node.pins));
             let held = pager.index.nodes().filter(|(_, child)| child.parent == id && child.is_held()).count();
-            self.expect(node.held_children as usize == held, || format!("I2: {id:?} counts {} held children and has {held}", node.held_children));
+            self.expect(node.held_children as usize == held, || {
+                format!("I2: {id:?} counts {} held children and has {held}", node.held_children)
+            });
         }
     }
 }

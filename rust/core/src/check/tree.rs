@@ -23,15 +23,21 @@ impl Checker<'_> {
         let (index, block_size) = (&self.pager.index, self.pager.config().block_size);
         let node = &index[id];
         let tokens = node.run.tokens(block_size);
-        self.expect(tokens.iter().all(|&token| token < TOKEN_END), || format!("I3: {id:?} has a token outside 0..2^31-1"));
+        self.expect(tokens.iter().all(|&token| token < TOKEN_END), || {
+            format!("I3: {id:?} has a token outside 0..2^31-1")
+        });
         self.expect(node.run.len() <= node.run.capacity(), || format!("I5: {id:?} has more blocks than room"));
         if !index.is_live(id) {
-            self.expect(node.is_held() || self.pager.evict.num_stale() > 0, || format!("I2: dead {id:?} is neither held nor stale"));
+            self.expect(node.is_held() || self.pager.evict.num_stale() > 0, || {
+                format!("I2: dead {id:?} is neither held nor stale")
+            });
             return;
         }
         let parent = node.parent;
         let parent_in_use = if parent.is_root() { index.root(parent).in_use() } else { index[parent].in_use() };
-        self.expect(parent_in_use && index.is_live(parent), || format!("I6: {id:?} is indexed but its parent {parent:?} is not"));
+        self.expect(parent_in_use && index.is_live(parent), || {
+            format!("I6: {id:?} is indexed but its parent {parent:?} is not")
+        });
         if parent_in_use {
             let found = index.find_child(parent, &tokens[..block_size]);
             self.expect(found == Some(id), || format!("I3: {id:?} is looked for and {found:?} is found"));
@@ -70,9 +76,13 @@ impl Checker<'_> {
                 self.expect(found == Some(id), || format!("I3: namespace {id:?} is looked for and {found:?} is found"));
             }
             let children = index.nodes().filter(|(_, node)| node.parent == id).count();
-            self.expect(children == root.children as usize, || format!("I2: namespace {id:?} counts {} children and has {children}", root.children));
+            self.expect(children == root.children as usize, || {
+                format!("I2: namespace {id:?} counts {} children and has {children}", root.children)
+            });
             let sequences = self.pager.sequences.iter().filter(|sequence| sequence.root == id).count();
-            self.expect(sequences == root.pins as usize, || format!("I2: namespace {id:?} counts {} sequences and has {sequences}", root.pins));
+            self.expect(sequences == root.pins as usize, || {
+                format!("I2: namespace {id:?} counts {} sequences and has {sequences}", root.pins)
+            });
             self.check_children(id);
         }
     }

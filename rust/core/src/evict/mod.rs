@@ -252,6 +252,12 @@ impl Eviction {
         self.queues.iter().find_map(Queue::coldest)
     }
 
+    /// The node that comes after this one in its queue.
+    #[must_use]
+    pub fn after(&self, id: NodeId) -> Option<NodeId> {
+        self.slot(id).links.warmer.some()
+    }
+
     /// Blocks of the node are evicted off its tail.
     pub fn evict(&mut self, id: NodeId, blocks: usize) {
         let slot = &self.slots.0[id.index()];

@@ -47,7 +47,9 @@ impl Index {
         let mut found = Found { node: from, within: 0, blocks: 0 };
         while found.blocks < limit {
             let rest = &tokens[found.blocks * block_size..limit * block_size];
-            let Some(child) = self.find_child(found.node, &rest[..block_size]) else { break };
+            let Some(child) = self.find_child(found.node, &rest[..block_size]) else {
+                break;
+            };
             let run = &self[child].run;
             let common = run.common_blocks(rest, block_size);
             found = Found { node: child, within: common, blocks: found.blocks + common };

@@ -211,19 +211,25 @@ impl Index {
         count
     }
 
+    /// Brings what removing this node will read into the cache, while the caller still works on another: leaves that are evicted one after
+    /// the other lie anywhere in memory, and waiting for each of their lines in turn would be most of the cost.
+    pub fn touch(&self, id: NodeId) {
+        let node = &self[id];
+        let older = node.older.some().map_or(0, |id| self[id].hash);
+        let younger = node.younger.some().map_or(0, |id| self[id].hash);
+        let id = node.run.blocks(self.block_size).last();
+        std::hint::black_box((self.buckets.first(node.hash), older, younger, id));
+    }
+
     fn take_slot(&mut self, node: Node) -> NodeId {
-        match self.free_nodes.some() {
-            Some(id) => {
-                self.free_nodes = self[id].parent;
-                self[id] = node;
-                id
-            }
-            None => {
-                debug_assert!(self.nodes.len() < self.nodes.capacity(), "I13: more nodes than blocks");
-                self.nodes.push(node);
-                NodeId::node(self.nodes.len() as u32 - 1)
-            }
+        if let Some(id) = self.free_nodes.some() {
+            self.free_nodes = self[id].parent;
+            self[id] = node;
+            return id;
         }
+        debug_assert!(self.nodes.len() < self.nodes.capacity(), "I13: more nodes than blocks");
+        self.nodes.push(node);
+        NodeId::node(self.nodes.len() as u32 - 1)
     }
 
     fn last_child(&self, id: NodeId) -> NodeId {
@@ -309,11 +315,19 @@ impl Index {
 
     /// All roots in use, dead ones included, in no order that means anything.
     pub fn roots(&self) -> impl Iterator<Item = (NodeId, &Root)> {
-        self.roots.iter().enumerate().filter(|(_, root)| root.in_use()).map(|(index, root)| (NodeId::root(index as u32), root))
+        self.roots
+            .iter()
+            .enumerate()
+            .filter(|(_, root)| root.in_use())
+            .map(|(index, root)| (NodeId::root(index as u32), root))
     }
 
     /// All nodes in use, dead ones included, in no order that means anything.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        self.nodes.iter().enumerate().filter(|(_, node)| node.in_use()).map(|(index, node)| (NodeId::node(index as u32), node))
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.in_use())
+            .map(|(index, node)| (NodeId::node(index as u32), node))
     }
 }

@@ -93,7 +93,16 @@ impl Root {
     /// A root without children or sequences.
     #[must_use]
     pub const fn new(name: Box<[u8]>, hash: u32, next_in_bucket: NodeId, epoch: u32) -> Self {
-        Self { name, hash, next_in_bucket, epoch, first_child: NodeId::NONE, last_child: NodeId::NONE, children: 0, pins: 0 }
+        Self {
+            name,
+            hash,
+            next_in_bucket,
+            epoch,
+            first_child: NodeId::NONE,
+            last_child: NodeId::NONE,
+            children: 0,
+            pins: 0,
+        }
     }
 
     /// Is it a namespace and no free slot?

@@ -169,7 +169,14 @@ impl Pager {
     }
 
     /// Gives the sequence its path, table and tail. Refused by the allocator or for a bad token, it has changed nothing that shows.
-    fn carry_out(&mut self, sequence: &mut Sequence, root: NodeId, tokens: &[Token], admission: &Admission, is_admit: bool) -> Result<()> {
+    fn carry_out(
+        &mut self,
+        sequence: &mut Sequence,
+        root: NodeId,
+        tokens: &[Token],
+        admission: &Admission,
+        is_admit: bool,
+    ) -> Result<()> {
         let block_size = self.config.block_size;
         let hit_blocks = admission.hit_blocks();
         let hit_tokens = hit_blocks * block_size;
@@ -187,14 +194,18 @@ impl Pager {
         table.resize(hit_blocks, 0);
         self.walk_path(end, &mut table, is_admit);
         self.take(admission.blocks - hit_blocks, &mut table);
-        (sequence.root, sequence.end, sequence.path_blocks) = if is_admit { (root, end, hit_blocks) } else { (sequence.root, end, hit_blocks) };
+        (sequence.root, sequence.end, sequence.path_blocks) =
+            if is_admit { (root, end, hit_blocks) } else { (sequence.root, end, hit_blocks) };
         (sequence.table, sequence.tail) = (table, tail);
         sequence.has_content |= bits >= crate::ids::CONTENT_START;
         (sequence.num_cached, sequence.num_committed) = (hit_tokens, hit_tokens);
         self.num_running += 1;
         self.num_running_pinned += usize::from(sequence.pinned);
         if is_admit {
-            self.evict.policy().on_admit(Context { sequence: Some(sequence.serial), pinned: sequence.pinned, departure: Departure::Moved }, hit_blocks);
+            self.evict.policy().on_admit(
+                Context { sequence: Some(sequence.serial), pinned: sequence.pinned, departure: Departure::Moved },
+                hit_blocks,
+            );
         }
         Ok(())
     }
@@ -253,6 +264,8 @@ pub(crate) fn check_tokens(tokens: &[Token], from: usize) -> Result<()> {
     if union_of_bits(&tokens[from..]) < TOKEN_END {
         return Ok(());
     }
-    let Some(position) = (from..tokens.len()).find(|&position| tokens[position] >= TOKEN_END) else { return Ok(()) };
+    let Some(position) = (from..tokens.len()).find(|&position| tokens[position] >= TOKEN_END) else {
+        return Ok(());
+    };
     Err(Error::Token { position, value: i64::from(tokens[position].cast_signed()) })
 }

@@ -75,7 +75,10 @@ impl Pager {
         let mut taken = Vec::with_capacity(self.copies.len());
         while let Some((source, target)) = self.copies.pop() {
             taken.push((source, target));
-            self.let_go_of_block(source, super::Context { sequence: None, pinned: false, departure: Departure::Copied });
+            self.let_go_of_block(
+                source,
+                super::Context { sequence: None, pinned: false, departure: Departure::Copied },
+            );
         }
         self.counters.copies += taken.len() as u64;
         taken
@@ -92,7 +95,7 @@ impl Pager {
             return Ok(());
         }
         // The block of the first new position, if the sequence has it already.
-        let shared = (sequence.len % block_size != 0)
+        let shared = (!sequence.len.is_multiple_of(block_size))
             .then(|| sequence.table.len() - 1)
             .filter(|&position| !self.is_writable(sequence.table[position]));
         let growth = len.div_ceil(block_size) - sequence.table.len();

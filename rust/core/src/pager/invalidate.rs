@@ -29,12 +29,17 @@ impl Pager {
     /// `Value` unless `tokens` are a whole number of blocks, at least one; `Token`; `Memory`.
     pub fn forget(&mut self, tokens: &[Token], namespace: &[u8]) -> Result<usize> {
         let block_size = self.config.block_size;
-        if tokens.is_empty() || tokens.len() % block_size != 0 {
-            return Err(Error::Value(format!("forget takes a whole number of blocks of {block_size} tokens, at least one; got {} tokens", tokens.len())));
+        if tokens.is_empty() || !tokens.len().is_multiple_of(block_size) {
+            return Err(Error::Value(format!(
+                "forget takes a whole number of blocks of {block_size} tokens, at least one; got {} tokens",
+                tokens.len()
+            )));
         }
         check_tokens(tokens, 0)?;
         let blocks = tokens.len() / block_size;
-        let Some(root) = self.index.find_root(namespace) else { return Ok(0) };
+        let Some(root) = self.index.find_root(namespace) else {
+            return Ok(0);
+        };
         let found = self.index.walk(root, tokens, blocks);
         if found.blocks < blocks {
             return Ok(0);

@@ -17,7 +17,9 @@ impl Pager {
     /// `Stale`; `Value` for no child or too many; `Memory`.
     pub fn fork(&mut self, handle: Handle, count: usize) -> Result<Vec<Handle>> {
         if count == 0 || count >= HOLDERS_MAX as usize - self.num_running - self.num_preempted {
-            return Err(Error::Value(format!("fork({count}): at least one child, and fewer than 2^30 sequences in all")));
+            return Err(Error::Value(format!(
+                "fork({count}): at least one child, and fewer than 2^30 sequences in all"
+            )));
         }
         self.with_running(handle, "fork", |pager, sequence| {
             let mut children = with_capacity(count)?;
@@ -107,7 +109,12 @@ impl Pager {
 
     /// For a cut that leaves `rest` tokens of the block at `position` of the path: the node that ends with that block, if the table has it
     /// too (and no duplicate of it), and a tail of these tokens.
-    fn partial_block(&mut self, sequence: &Sequence, position: usize, rest: usize) -> Result<(Option<NodeId>, (Tail, u32))> {
+    fn partial_block(
+        &mut self,
+        sequence: &Sequence,
+        position: usize,
+        rest: usize,
+    ) -> Result<(Option<NodeId>, (Tail, u32))> {
         if rest == 0 {
             return Ok((None, (Tail::default(), 0)));
         }

@@ -76,7 +76,7 @@ impl Pager {
             index: Index::new(config.num_blocks, config.block_size, key)?,
             evict: Eviction::new(config.policy, config.num_blocks)?,
             copies: Copies::default(),
-            sequences: Slab::new(),
+            sequences: Slab::default(),
             extra_holds: BTreeMap::new(),
             counters: Counters::default(),
             num_running: 0,
@@ -89,7 +89,12 @@ impl Pager {
     // ---- sequences -------------------------------------------------------------------------------------------------
 
     /// Runs `call` on a running sequence.
-    fn with_running<R>(&mut self, handle: Handle, name: &'static str, call: impl FnOnce(&mut Self, &mut Sequence) -> Result<R>) -> Result<R> {
+    fn with_running<R>(
+        &mut self,
+        handle: Handle,
+        name: &'static str,
+        call: impl FnOnce(&mut Self, &mut Sequence) -> Result<R>,
+    ) -> Result<R> {
         self.with_state(handle, name, State::Running, call)
     }
 
@@ -183,11 +188,15 @@ impl Pager {
     /// Moves what the policy finds too much in one queue to another, block by block: a node in part is split.
     fn rebalance(&mut self) {
         while let Some(excess) = self.evict.excess() {
-            let Some(node) = self.evict.coldest_of(excess.from) else { break };
+            let Some(node) = self.evict.coldest_of(excess.from) else {
+                break;
+            };
             let blocks = self.index[node].run.len();
             if blocks > excess.blocks {
                 // The deeper part moves. Without memory for a split the queue stays too long for now.
-                let Ok(upper) = self.index.split(node, blocks - excess.blocks) else { break };
+                let Ok(upper) = self.index.split(node, blocks - excess.blocks) else {
+                    break;
+                };
                 self.evict.split(node, upper);
             }
             self.evict.demote(node, blocks.min(excess.blocks), excess.to);
@@ -280,9 +289,9 @@ impl Pager {
     fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
         let wanted = out.len() + count;
         while out.len() < wanted {
-            if let Some(block) = self.blocks.pop() {
-                out.push(block);
-                continue;
+            self.blocks.pop(wanted - out.len(), out);
+            if out.len() == wanted {
+                return;
             }
             let before = out.len();
             // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that moment.
@@ -291,6 +300,9 @@ impl Pager {
             let Some(node) = stale.or_else(|| self.evict.victim()) else {
                 unreachable!("I8: the room for {count} blocks was checked");
             };
+            if let Some(next) = self.evict.after(node) {
+                self.index.touch(next);
+            }
             let blocks = &mut self.blocks;
             let taken = self.index.pop_tail(node, most, |block| {
                 blocks.set_private(block);

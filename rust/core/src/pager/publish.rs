@@ -84,7 +84,9 @@ impl Pager {
         let common = sequence.tail.common_blocks(&self.index[child].run, limit, block_size);
         let mut node = child;
         if common < self.index[child].run.len() {
-            let Ok(upper) = self.index.split(child, common) else { return false };
+            let Ok(upper) = self.index.split(child, common) else {
+                return false;
+            };
             self.evict.split(child, upper);
             node = upper;
         }
@@ -111,23 +113,28 @@ impl Pager {
         let block_size = self.config.block_size;
         let start = sequence.path_blocks;
         let limit = limit.min(sequence.tail.first(block_size).len() / block_size);
-        let next = &sequence.table[start..start + limit];
-        let sole = next.iter().take_while(|&&block| self.blocks.is_sole(block)).count();
-        if sole == 0 {
+        let room = self.room_to_grow(sequence.end);
+        let limit = room.map_or(limit, |room| limit.min(room));
+        let count = self.blocks.index_sole(&sequence.table[start..start + limit]);
+        if count == 0 {
             return self.add_shared(sequence);
         }
-        if let Some(room) = self.room_to_grow(sequence.end) {
-            let count = sole.min(room);
+        if room.is_some() {
             for position in start..start + count {
                 let tokens = &sequence.tail.first(block_size)[(position - start) * block_size..][..block_size];
                 self.index[sequence.end].run.push(tokens, sequence.table[position], block_size);
-                self.blocks.set_indexed(sequence.table[position]);
             }
             sequence.tail.advance(count, block_size);
             sequence.path_blocks += count;
             return true;
         }
-        self.add_node(sequence, sole).is_some()
+        if self.add_node(sequence, count).is_none() {
+            for &block in &sequence.table[start..start + count] {
+                self.blocks.set_private(block);
+            }
+            return false;
+        }
+        true
     }
 
     /// Room in a node that can grow in place: nobody else would see the new blocks as part of what they hold or hit.
@@ -137,7 +144,8 @@ impl Pager {
         }
         let node = &self.index[end];
         // Held children may be dead ones, which hang below the node's present end.
-        let is_own_leaf = node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
+        let is_own_leaf =
+            node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
         let room = node.run.capacity() - node.run.len();
         (is_own_leaf && room > 0).then_some(room)
     }
@@ -149,7 +157,10 @@ impl Pager {
             // It has been indexed before and was forgotten: it waits until it is freed.
             return false;
         };
-        let Some(node) = self.add_node(sequence, 1) else { return false };
+        let Some(node) = self.add_node(sequence, 1) else {
+            return false;
+        };
+        self.blocks.set_indexed(block);
         self.index.pin(node, holders - 1);
         self.extra_holds.insert(block, ExtraHold { node, holds: holders - 1 });
         true
@@ -158,11 +169,7 @@ impl Pager {
     fn add_node(&mut self, sequence: &mut Sequence, count: usize) -> Option<NodeId> {
         let block_size = self.config.block_size;
         let mut run = sequence.tail.take_run(count, block_size).ok()?;
-        let blocks = &sequence.table[sequence.path_blocks..sequence.path_blocks + count];
-        run.set_blocks(blocks, block_size);
-        for &block in blocks {
-            self.blocks.set_indexed(block);
-        }
+        run.set_blocks(&sequence.table[sequence.path_blocks..sequence.path_blocks + count], block_size);
         let node = self.index.insert(sequence.end, run);
         self.evict.start(node);
         self.hold(node, 1);
