@@ -1,5 +1,7 @@
 //! Core errors as Python exceptions. The classes live in `kvpager.errors`, where Python can pickle and document them.
 
+use std::fmt::Display;
+
 use kvpager_core::Error;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -24,11 +26,10 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
         }
         Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
-        Error::Token { position, value } => raise(
-            py,
-            "TokenError",
-            (format!("token at position {position} must be 0..2147483647, not {value}"), position, value),
-        ),
+        Error::Token { position, value } => {
+            let value = value.cast_signed();
+            raise(py, "TokenError", (token_message(position, &value), position, value))
+        }
         Error::EmptyPrompt => raise(py, "TokenError", ("the prompt is empty: it needs at least one token",)),
         Error::Config(message) => config_error(py, message),
         Error::Value(message) => PyValueError::new_err(message),
@@ -39,6 +40,11 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
 /// A setting outside its limits.
 pub fn config_error(py: Python<'_>, message: String) -> PyErr {
     raise(py, "ConfigError", (message,))
+}
+
+/// What is wrong with a token at a position.
+pub fn token_message(position: usize, value: &dyn Display) -> String {
+    format!("token at position {position} must be 0..2147483647, not {value}")
 }
 
 /// A token with a value that none may have.

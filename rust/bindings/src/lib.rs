@@ -2,7 +2,10 @@
 
 // PyO3's conversions of self and arguments are by value where clippy would prefer references.
 #![allow(clippy::needless_pass_by_value)]
+// Doc comments of Python items are Python docstrings, in numpydoc's form.
+#![allow(clippy::doc_markdown)]
 
+mod arguments;
 mod buffers;
 mod errors;
 mod namespace;

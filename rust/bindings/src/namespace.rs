@@ -5,15 +5,16 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
+use crate::arguments::Given;
 use crate::errors::config_error;
 
 /// Longest kind, in characters.
 const KIND_MAX: usize = 64;
 
 /// An encoded namespace. Fields are typed and length-prefixed, so that no two namespaces share an encoding (W8).
-pub fn encode(py: Python<'_>, namespace: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<u8>> {
+pub fn encode(py: Python<'_>, namespace: &Given<'_>) -> PyResult<Vec<u8>> {
     let mut encoded = Vec::new();
-    match namespace {
+    match namespace.get() {
         None => encoded.push(0),
         Some(namespace) => {
             if let Ok(bytes) = namespace.cast::<PyBytes>() {

@@ -5,24 +5,27 @@ use std::sync::Arc;
 use kvpager_core::config::Config;
 use kvpager_core::{Pager, PolicyKind, check, dump};
 use numpy::{PyArray2, PyArrayMethods};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyType};
+use pyo3::types::{PyBytes, PyDict, PyType};
 
+use crate::arguments::Given;
 use crate::errors;
 use crate::namespace;
 use crate::sequence::PySequence;
 use crate::shared::Shared;
 use crate::tokens::Tokens;
 
+/// The default identity, as the slice that an argument is.
+const NO_IDENTITY: &[u8] = b"";
+
 /// A pool of KV blocks with an exact prefix cache.
 ///
 /// Parameters
 /// ----------
-/// `num_blocks` : int
+/// num_blocks : int
 ///     Blocks of the pool, 1..2**31-1; `num_blocks * block_size` stays below 2**40. Ids are 0..num_blocks-1.
-/// `block_size` : int
+/// block_size : int
 ///     Tokens of a block, 1..1024, any value.
 /// policy : {"lru", "slru"}
 ///     Who is evicted. "slru" (segmented LRU) keeps what was hit through a scan of one-off prompts.
@@ -32,14 +35,14 @@ use crate::tokens::Tokens;
 ///     Names weights, dtype, layout and rank in everything that leaves the process. At most 65,536 bytes.
 /// seed : int or None
 ///     Key of the hash table, 0..2**64-1; None draws it from the operating system. No answer depends on it.
-/// `null_block` : bool
+/// null_block : bool
 ///     Set block 0 aside: it is never handed out.
-/// `prefix_cache` : bool
+/// prefix_cache : bool
 ///     False: nothing is ever shared between prompts.
 ///
 /// Raises
 /// ------
-/// `ConfigError`
+/// ConfigError
 ///     For a value outside its limits. `AllocationError` if the machine refuses memory for the tables.
 ///
 /// Any thread may call. In the child of `os.fork()` every call raises `ForkedProcess`. Construction takes microseconds for any size.
@@ -52,29 +55,39 @@ pub struct PyPager {
 #[pymethods]
 impl PyPager {
     #[new]
-    #[pyo3(signature = (num_blocks, block_size=None, *, policy="lru", watermark=0.0, identity=None, seed=None, null_block=None, prefix_cache=None))]
+    #[pyo3(
+        signature = (
+            num_blocks, block_size=Given::NOTHING, *, policy="lru", watermark=0.0, identity=NO_IDENTITY, seed=None,
+            null_block=false, prefix_cache=true
+        ),
+        text_signature = "(num_blocks, block_size=16, *, policy='lru', watermark=0.0, identity=b'', seed=None, \
+            null_block=False, prefix_cache=True)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "settings, by name")]
     fn new(
         py: Python<'_>,
-        num_blocks: &Bound<'_, PyAny>,
-        block_size: Option<&Bound<'_, PyAny>>,
+        num_blocks: Given<'_>,
+        block_size: Given<'_>,
         policy: &str,
         watermark: f64,
-        identity: Option<&Bound<'_, PyBytes>>,
-        seed: Option<&Bound<'_, PyAny>>,
-        null_block: Option<&Bound<'_, PyBool>>,
-        prefix_cache: Option<&Bound<'_, PyBool>>,
+        identity: &[u8],
+        seed: Option<Given<'_>>,
+        null_block: bool,
+        prefix_cache: bool,
     ) -> PyResult<Self> {
         let to_python = |error| errors::to_python(py, error);
         let config = Config {
-            num_blocks: setting(num_blocks, "num_blocks")?,
-            block_size: block_size.map_or(Ok(16), |value| setting(value, "block_size"))?,
+            num_blocks: num_blocks.setting(py, "num_blocks", 0)?,
+            block_size: block_size.setting(py, "block_size", 16)?,
             policy: PolicyKind::from_name(policy).map_err(to_python)?,
             watermark,
-            identity: identity.map_or_else(Vec::new, |identity| identity.as_bytes().to_vec()),
-            seed: seed.map_or_else(|| random_seed(py), |value| setting(value, "seed"))?,
-            null_block: null_block.is_some_and(PyBoolMethods::is_true),
-            prefix_cache: prefix_cache.is_none_or(PyBoolMethods::is_true),
+            identity: identity.to_vec(),
+            seed: match seed {
+                Some(seed) => seed.setting(py, "seed", 0)?,
+                None => random_seed(py)?,
+            },
+            null_block,
+            prefix_cache,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config })
@@ -153,9 +166,6 @@ impl PyPager {
         self.shared.read(py, |pager| Ok(pager.num_evictable_blocks()))
     }
 
-    /// admit(prompt, *, namespace=b"", pin=False)
-    /// --
-    ///
     /// Start a sequence: its cached prefix is pinned, the exact shortfall evicted, blocks are taken for the whole prompt. All or nothing.
     ///
     /// Parameters
@@ -174,25 +184,25 @@ impl PyPager {
     ///
     /// Raises
     /// ------
-    /// `TokenError`, `TokenTypeError`
+    /// TokenError, TokenTypeError
     ///     An empty prompt, a bad value (with its position), a bad type.
-    /// `NeverFits`
+    /// NeverFits
     ///     The prompt needs more blocks than the pool has: waiting cannot help.
-    /// `OutOfBlocks`
+    /// OutOfBlocks
     ///     There is no room now. Nothing was changed.
     ///
     /// Cost: comparing the cached tokens, copying the others.
-    #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn admit(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        namespace: Option<&Bound<'_, PyAny>>,
+        namespace: Given<'_>,
         pin: bool,
     ) -> PyResult<PySequence> {
         let tokens = Tokens::from_any(prompt)?;
-        let namespace = namespace::encode(py, namespace)?;
-        let handle = self.shared.change(py, |pager| pager.admit(tokens.as_slice(py), &namespace, pin))?;
+        let namespace = namespace::encode(py, &namespace)?;
+        let handle = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit(tokens, &namespace, pin))?;
         Ok(PySequence::new(&self.shared, handle))
     }
 
@@ -200,17 +210,18 @@ impl PyPager {
     /// --
     ///
     /// As `admit`, but None where that raises `OutOfBlocks`. A prompt that can never fit still raises `NeverFits`: waiting would be for ever.
-    #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn try_admit(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        namespace: Option<&Bound<'_, PyAny>>,
+        namespace: Given<'_>,
         pin: bool,
     ) -> PyResult<Option<PySequence>> {
         let tokens = Tokens::from_any(prompt)?;
-        let namespace = namespace::encode(py, namespace)?;
-        let handle = self.shared.change(py, |pager| none_if_full(pager.admit(tokens.as_slice(py), &namespace, pin)))?;
+        let namespace = namespace::encode(py, &namespace)?;
+        let handle =
+            self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit(tokens, &namespace, pin)))?;
         Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
     }
 
@@ -219,36 +230,27 @@ impl PyPager {
     ///
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for a prompt that can
     /// never fit. Raises `TokenError` and `TokenTypeError` as `admit` does.
-    #[pyo3(signature = (prompt, *, namespace=None, pin=false))]
-    fn can_admit(
-        &self,
-        py: Python<'_>,
-        prompt: &Bound<'_, PyAny>,
-        namespace: Option<&Bound<'_, PyAny>>,
-        pin: bool,
-    ) -> PyResult<bool> {
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Given<'_>, pin: bool) -> PyResult<bool> {
         let _ = pin;
         let tokens = Tokens::from_any(prompt)?;
-        let namespace = namespace::encode(py, namespace)?;
-        self.shared.read(py, |pager| pager.can_admit(tokens.as_slice(py), &namespace))
+        let namespace = namespace::encode(py, &namespace)?;
+        self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
-    /// match(prompt, *, namespace=b"")
-    /// --
-    ///
     /// What an `admit` of this prompt would hit now: a `PrefixMatch` with `num_tokens` and `num_blocks`. A peek: no recency, no statistic
     /// changes. Raises `TokenError` and `TokenTypeError` as `admit` does. Cost: comparing the cached tokens.
-    #[pyo3(name = "r#match", signature = (prompt, *, namespace=None))]
+    #[pyo3(name = "r#match", signature = (prompt, *, namespace=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'')")]
     fn find<'py>(
         &self,
         py: Python<'py>,
         prompt: &Bound<'py, PyAny>,
-        namespace: Option<&Bound<'py, PyAny>>,
+        namespace: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let tokens = Tokens::from_any(prompt)?;
-        let namespace = namespace::encode(py, namespace)?;
-        let found = self.shared.read(py, |pager| pager.find_prefix(tokens.as_slice(py), &namespace))?;
+        let namespace = namespace::encode(py, &namespace)?;
+        let found = self.shared.read_with(py, &tokens, |pager, tokens| pager.find_prefix(tokens, &namespace))?;
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
 
@@ -270,9 +272,6 @@ impl PyPager {
         Ok(array)
     }
 
-    /// reset(identity=None)
-    /// --
-    ///
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go on, publish nothing more,
     /// and free their blocks at release. `identity` replaces the pager's. `ConfigError` if it is too long. Cost: the same for every pool.
     #[pyo3(signature = (identity=None))]
@@ -281,22 +280,14 @@ impl PyPager {
         self.shared.change(py, |pager| pager.reset(identity))
     }
 
-    /// forget(tokens, *, namespace=b"")
-    /// --
-    ///
     /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks those were, 0 if the path
     /// is not indexed. Sequences whose path it was go on, but publish nothing more. `ValueError` unless `tokens` are a whole number of blocks, at
     /// least one. Cost: what is dropped.
-    #[pyo3(signature = (tokens, *, namespace=None))]
-    fn forget(
-        &self,
-        py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
-        namespace: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<usize> {
+    #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
+    fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
         let tokens = Tokens::from_any(tokens)?;
-        let namespace = namespace::encode(py, namespace)?;
-        self.shared.change(py, |pager| pager.forget(tokens.as_slice(py), &namespace))
+        let namespace = namespace::encode(py, &namespace)?;
+        self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
     }
 
     /// `stats()`
@@ -340,9 +331,6 @@ impl PyPager {
         self.shared.read(py, |pager| Ok(check::check(pager)))
     }
 
-    /// dump(full=False)
-    /// --
-    ///
     /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies and statistics.
     /// Independent of the seed: two pagers that got the same calls draw the same.
     #[pyo3(signature = (full=false))]
@@ -364,19 +352,6 @@ pub fn none_if_full<R>(result: kvpager_core::Result<R>) -> kvpager_core::Result<
         Err(kvpager_core::Error::OutOfBlocks { .. }) => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// An integer setting. One outside the type is outside every limit.
-fn setting<T: for<'a, 'py> FromPyObject<'a, 'py>>(value: &Bound<'_, PyAny>, name: &str) -> PyResult<T> {
-    let py = value.py();
-    let is_integer = !value.is_instance_of::<PyBool>() && value.hasattr("__index__")?;
-    if !is_integer {
-        return Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", value.get_type().name()?)));
-    }
-    value.call_method0("__index__")?.extract::<T>().map_err(|_| {
-        let shown = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string().chars().take(80).collect());
-        errors::config_error(py, format!("{name} is {shown}, outside its limits"))
-    })
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {

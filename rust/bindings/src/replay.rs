@@ -11,9 +11,6 @@ use pyo3::types::PyDict;
 
 use crate::errors;
 
-/// Replay(ids, offsets, `prompt_blocks`, `arrivals_s`, `service_s`, `num_blocks`, policy)
-/// --
-///
 /// Drives a pager with a trace whose prompts are chains of block ids. `kvpager.replay` builds the columns: `ids` int32 (all chains, without
 /// their private blocks), `offsets` int64 [n + 1], `prompt_blocks` int32 [n], `arrivals_s` and `service_s` float64 [n] or both None.
 #[pyclass(frozen, name = "Replay", module = "kvpager._core")]

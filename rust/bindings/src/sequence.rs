@@ -7,10 +7,10 @@ use kvpager_core::evict::Departure;
 use kvpager_core::ids::{BlockId, Handle};
 use kvpager_core::memory::with_capacity;
 use numpy::PyArray1;
-use pyo3::exceptions::{PyResourceWarning, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyResourceWarning, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
 
+use crate::arguments::Given;
 use crate::namespace;
 use crate::pager::none_if_full;
 use crate::shared::Shared;
@@ -19,7 +19,7 @@ use crate::tokens::{Tokens, token};
 /// One running request: its tokens, its block table, and how much of it is computed.
 ///
 /// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it (or use it in a
-/// `with` statement): a handle that the garbage collector takes is released at the next call and reported as a `ResourceWarning`.
+/// `with` statement): a handle that the garbage collector takes is released at the next call and reported as a ResourceWarning.
 #[pyclass(frozen, name = "Sequence", module = "kvpager")]
 pub struct PySequence {
     shared: Arc<Shared>,
@@ -32,12 +32,12 @@ impl PySequence {
         Self { shared: Arc::clone(shared), handle, released: AtomicBool::new(false) }
     }
 
-    fn departure(reason: &str) -> PyResult<Departure> {
-        match reason {
-            "finished" => Ok(Departure::Finished),
-            "aborted" => Ok(Departure::Aborted),
-            _ => Err(PyValueError::new_err(format!("reason must be \"finished\" or \"aborted\", not {reason:?}"))),
-        }
+    /// An argument, or what is wrong with it; but first comes whether the sequence allows the call at all.
+    fn checked<T>(&self, py: Python<'_>, call: &'static str, argument: PyResult<T>) -> PyResult<T> {
+        argument.or_else(|error| {
+            self.shared.read(py, |pager| pager.running(self.handle, call).map(|_| ()))?;
+            Err(error)
+        })
     }
 
     fn end(&self, py: Python<'_>, departure: Departure) -> PyResult<()> {
@@ -154,154 +154,123 @@ impl PySequence {
         Ok(PyArray1::from_iter(py, tokens.into_iter().map(u32::cast_signed)))
     }
 
-    /// append(token)
-    /// --
-    ///
     /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is replaced first (see
-    /// `take_copies`). Raises `TokenError`, `TokenTypeError`, `StaleHandle`, and `OutOfBlocks` if a block is needed and there is none; nothing was
+    /// `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block is needed and there is none; nothing was
     /// changed then.
     fn append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<i64> {
-        let token = self::token(token, None)?;
+        let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| pager.append(self.handle, token))
     }
 
-    /// `try_append(token)`
-    /// --
-    ///
-    /// As `append`, but None where that raises `OutOfBlocks`.
+    /// As `append`, but None where that raises OutOfBlocks.
     fn try_append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-        let token = self::token(token, None)?;
+        let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| none_if_full(pager.append(self.handle, token)))
     }
 
-    /// extend(tokens)
-    /// --
-    ///
     /// More tokens, all or nothing; returns their slots, int64 [len(tokens)]. Errors as `append`.
     fn extend<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let tokens = Tokens::from_any(tokens)?;
-        let slots = self.shared.change(py, |pager| pager.extend(self.handle, tokens.as_slice(py)))?;
+        let tokens = self.checked(py, "extend", Tokens::from_any(tokens))?;
+        let slots = self.shared.change_with(py, &tokens, |pager, tokens| pager.extend(self.handle, tokens))?;
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// `try_extend(tokens)`
-    /// --
-    ///
-    /// As `extend`, but None where that raises `OutOfBlocks`.
+    /// As `extend`, but None where that raises OutOfBlocks.
     fn try_extend<'py>(
         &self,
         py: Python<'py>,
         tokens: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
-        let tokens = Tokens::from_any(tokens)?;
-        let slots = self.shared.change(py, |pager| none_if_full(pager.extend(self.handle, tokens.as_slice(py))))?;
+        let tokens = self.checked(py, "extend", Tokens::from_any(tokens))?;
+        let slots =
+            self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.extend(self.handle, tokens)))?;
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
 
-    /// slots(start, stop)
-    /// --
-    ///
     /// Slots of positions start..stop-1, int64 [stop - start], made writable: for the prefill of `slots(seq.num_committed, len(seq))` or of a
-    /// chunk of it. `ValueError` unless `num_committed <= start <= stop <= len(seq)`: what is committed is never written again. `OutOfBlocks` if shared blocks
+    /// chunk of it. ValueError unless `num_committed <= start <= stop <= len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks
     /// cannot be replaced; nothing was changed then.
-    fn slots<'py>(
-        &self,
-        py: Python<'py>,
-        start: &Bound<'py, PyAny>,
-        stop: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let (start, stop) = (position(start, "start")?, position(stop, "stop")?);
+    fn slots<'py>(&self, py: Python<'py>, start: Given<'py>, stop: Given<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let start = self.checked(py, "slots", start.position("start", 0))?;
+        let stop = self.checked(py, "slots", stop.position("stop", 0))?;
         let slots = self.shared.change(py, |pager| pager.slots(self.handle, start, stop))?;
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// `try_slots(start`, stop)
-    /// --
-    ///
-    /// As `slots`, but None where that raises `OutOfBlocks`.
+    /// As `slots`, but None where that raises OutOfBlocks.
     fn try_slots<'py>(
         &self,
         py: Python<'py>,
-        start: &Bound<'py, PyAny>,
-        stop: &Bound<'py, PyAny>,
+        start: Given<'py>,
+        stop: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
-        let (start, stop) = (position(start, "start")?, position(stop, "stop")?);
+        let start = self.checked(py, "slots", start.position("start", 0))?;
+        let stop = self.checked(py, "slots", stop.position("stop", 0))?;
         let slots = self.shared.change(py, |pager| none_if_full(pager.slots(self.handle, start, stop)))?;
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
 
-    /// commit(end=None)
-    /// --
-    ///
     /// Say that the KV of all positions below `end` (default: all) is written: call it after the kernel. Full blocks become findable by other
-    /// prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. `ValueError` past `len(seq)`.
+    /// prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. ValueError past `len(seq)`.
     #[pyo3(signature = (end=None))]
-    fn commit(&self, py: Python<'_>, end: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let end = end.map(|end| position(end, "end")).transpose()?;
+    fn commit(&self, py: Python<'_>, end: Option<Given<'_>>) -> PyResult<()> {
+        let end = self.checked(py, "commit", end.map(|end| end.position("end", 0)).transpose())?;
         self.shared.change(py, |pager| pager.commit(self.handle, end))
     }
 
-    /// fork(n=1)
-    /// --
-    ///
     /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block replaces it. Returns a
-    /// list of Sequences. `ValueError` for n < 1. Cost: the table's length for each child.
-    #[pyo3(signature = (n=None))]
-    fn fork(&self, py: Python<'_>, n: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Self>> {
-        let n = n.map_or(Ok(1), |n| position(n, "n"))?;
+    /// list of Sequences. ValueError for n < 1. Cost: the table's length for each child.
+    #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
+    fn fork(&self, py: Python<'_>, n: Given<'_>) -> PyResult<Vec<Self>> {
+        let n = self.checked(py, "fork", n.position("n", 1))?;
         let handles = self.shared.change(py, |pager| pager.fork(self.handle, n))?;
         Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
     }
 
-    /// `truncate(num_tokens)`
-    /// --
-    ///
-    /// Keep the first `num_tokens` tokens (rejected drafts). `ValueError` unless 1 <= `num_tokens` <= len(seq). A published block that the cut goes through
+    /// Keep the first `num_tokens` tokens (rejected drafts). ValueError unless 1 <= `num_tokens` <= len(seq). A published block that the cut goes through
     /// stays in the table, shared and partial: the next write copies it.
-    fn truncate(&self, py: Python<'_>, num_tokens: &Bound<'_, PyAny>) -> PyResult<()> {
-        let len = position(num_tokens, "num_tokens")?;
+    fn truncate(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<()> {
+        let len = self.checked(py, "truncate", num_tokens.position("num_tokens", 0))?;
         self.shared.change(py, |pager| pager.truncate(self.handle, len))
     }
 
-    /// `preempt()`
-    /// --
-    ///
     /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them again.
     fn preempt(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |pager| pager.preempt(self.handle))
     }
 
-    /// `resume()`
-    /// --
-    ///
     /// Admit a preempted sequence again, all or nothing; returns the sequence. What was committed and is not cached any more is to be computed again
-    /// (from `num_cached` on), and is counted. Raises `OutOfBlocks`, and `StaleHandle` unless it is preempted.
+    /// (from `num_cached` on), and is counted. Raises OutOfBlocks, and StaleHandle unless it is preempted.
     fn resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         slf.shared.change(py, |pager| pager.resume(slf.handle))?;
         Ok(slf.into())
     }
 
-    /// `try_resume()`
-    /// --
-    ///
-    /// As `resume`, but None where that raises `OutOfBlocks`.
+    /// As `resume`, but None where that raises OutOfBlocks.
     fn try_resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Option<Py<Self>>> {
         let resumed = slf.shared.change(py, |pager| none_if_full(pager.resume(slf.handle)))?;
         Ok(resumed.map(|()| slf.into()))
     }
 
-    /// release(reason="finished")
-    /// --
-    ///
     /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does nothing and is counted.
     /// reason: "finished" or "aborted".
     #[pyo3(signature = (reason="finished"))]
     fn release(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        self.end(py, Self::departure(reason)?)
+        let departure = match reason {
+            "finished" => Departure::Finished,
+            "aborted" => Departure::Aborted,
+            _ if self.released.load(Ordering::Relaxed) => Departure::Finished,
+            _ => {
+                let message = format!("reason must be \"finished\" or \"aborted\", not {reason:?}");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        self.end(py, departure)
     }
 
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
+    fn __enter__<'py>(slf: PyRef<'py, Self>, py: Python<'py>) -> PyResult<PyRef<'py, Self>> {
+        slf.shared.read(py, |pager| pager.sequence(slf.handle, "with").map(|_| ()))?;
+        Ok(slf)
     }
 
     #[pyo3(signature = (kind, error, trace, /))]
@@ -339,18 +308,4 @@ impl Drop for PySequence {
             }
         });
     }
-}
-
-/// A position or a count: an integer that is not negative.
-fn position(value: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
-    if let Ok(position) = value.extract::<usize>()
-        && !value.is_instance_of::<PyBool>()
-    {
-        return Ok(position);
-    }
-    let kind = value.get_type();
-    if value.is_instance_of::<PyBool>() || !value.hasattr("__index__")? {
-        return Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", kind.name()?)));
-    }
-    Err(PyValueError::new_err(format!("{name} is {}: it must be 0 or more, and a position", value.repr()?)))
 }

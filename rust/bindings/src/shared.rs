@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use kvpager_core::ids::Handle;
+use kvpager_core::ids::{Handle, Token};
 use kvpager_core::{Error, Pager};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::errors;
+use crate::tokens::Tokens;
 
 /// Forks that this process descends from since the extension was loaded.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -66,6 +67,26 @@ impl Shared {
             }
             call(&mut guarded.pager)
         })
+    }
+
+    /// `change` with tokens: an error names them as the caller gave them.
+    pub fn change_with<R>(
+        &self,
+        py: Python<'_>,
+        tokens: &Tokens,
+        call: impl FnOnce(&mut Pager, &[Token]) -> Result<R, Error>,
+    ) -> PyResult<R> {
+        self.change(py, |pager| Ok(call(pager, tokens.as_slice(py))))?.map_err(|error| tokens.explain(py, error))
+    }
+
+    /// `read` with tokens.
+    pub fn read_with<R>(
+        &self,
+        py: Python<'_>,
+        tokens: &Tokens,
+        call: impl FnOnce(&Pager, &[Token]) -> Result<R, Error>,
+    ) -> PyResult<R> {
+        self.read(py, |pager| Ok(call(pager, tokens.as_slice(py))))?.map_err(|error| tokens.explain(py, error))
     }
 
     /// Queues the handle of a sequence that nobody can release any more.

@@ -1,15 +1,15 @@
 //! Tokens as callers have them: lists, tuples, buffers of any integer type. What is not an int32 or uint32 in one piece is converted, and
 //! checked, before the pager's lock is taken.
 
+use kvpager_core::Error;
 use kvpager_core::ids::{TOKEN_END, Token};
 use pyo3::IntoPyObjectExt;
 use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
-use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 
 use crate::buffers::values;
-use crate::errors::{allocation_error, token_error, token_type_error};
+use crate::errors::{allocation_error, to_python, token_error, token_message, token_type_error};
 
 /// Tokens of one call.
 pub enum Tokens {
@@ -42,6 +42,17 @@ impl Tokens {
             ));
         };
         from_buffer(tokens, buffer)
+    }
+
+    /// The core's error in terms of what the caller gave: it has read an int32 and a uint32 alike.
+    pub fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
+        match (self, error) {
+            (Self::Unsigned(_), Error::Token { position, value }) => {
+                let shown = value.into_bound_py_any(py).ok();
+                token_error(py, token_message(position, &value), Some(position), shown.as_ref())
+            }
+            (_, error) => to_python(py, error),
+        }
     }
 
     /// Their values, for no longer than this thread stays attached.
@@ -77,8 +88,7 @@ fn plain_token(value: &Bound<'_, PyAny>) -> Option<Token> {
     if !value.is_exact_instance_of::<PyInt>() {
         return None;
     }
-    let token = value.extract::<i64>().ok()?;
-    (0..i64::from(TOKEN_END)).contains(&token).then_some(token as Token)
+    Token::try_from(value.extract::<i64>().ok()?).ok().filter(|&token| token < TOKEN_END)
 }
 
 /// What is no plain int in range: an integer of another type, or an error.
@@ -97,27 +107,28 @@ fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Toke
     let Ok(index) = value.call_method0("__index__") else {
         return Err(not_integer());
     };
-    match index.extract::<i64>() {
-        Ok(token) if (0..i64::from(TOKEN_END)).contains(&token) => Ok(token as Token),
-        Err(error) if !error.is_instance_of::<PyOverflowError>(py) => Err(not_integer()),
-        _ => Err(token_error(
-            py,
-            format!("token{place} must be 0..2147483647, not {}", index.repr()?),
-            position,
-            Some(&index),
-        )),
+    if let Some(token) = plain_token(&index) {
+        return Ok(token);
     }
+    if !index.is_instance_of::<PyInt>() {
+        return Err(not_integer());
+    }
+    let message = format!("token{place} must be 0..2147483647, not {}", index.repr()?);
+    Err(token_error(py, message, position, Some(&index)))
 }
 
 fn from_buffer(tokens: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<Tokens> {
     let py = tokens.py();
+    let format = buffer.format().to_string_lossy().into_owned();
+    // Checked first: PyO3 takes the other byte order for its own.
+    let swapped = if cfg!(target_endian = "little") { [">", "!"] } else { ["<", "<"] };
+    if buffer.item_size() > 1 && swapped.iter().any(|order| format.starts_with(order)) {
+        let message = format!("tokens must have native byte order, not format {format:?}");
+        return Err(token_type_error(py, message, None, None));
+    }
     if buffer.dimensions() != 1 {
-        return Err(token_type_error(
-            py,
-            format!("tokens must have one dimension, not {}", buffer.dimensions()),
-            None,
-            None,
-        ));
+        let message = format!("tokens must have one dimension, not {}", buffer.dimensions());
+        return Err(token_type_error(py, message, None, None));
     }
     if buffer.is_c_contiguous() {
         if buffer.as_typed::<i32>().is_ok() {
@@ -135,27 +146,11 @@ fn from_buffer(tokens: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<T
         };
     }
     convert!(i64, i32, u32, u64, i16, u16, i8, u8);
-    not_typed(tokens, &buffer)
-}
-
-/// A buffer that no integer type fits: one of another kind, of the other byte order, or a misaligned one, which Python itself can read.
-fn not_typed(tokens: &Bound<'_, PyAny>, buffer: &PyUntypedBuffer) -> PyResult<Tokens> {
-    let py = tokens.py();
-    let format = buffer.format().to_string_lossy().into_owned();
-    let swapped = if cfg!(target_endian = "little") { ">!" } else { "<" };
-    if buffer.item_size() > 1 && format.starts_with(|order| swapped.contains(order)) {
-        return Err(token_type_error(
-            py,
-            format!("tokens must have native byte order, not format {format:?}"),
-            None,
-            None,
-        ));
+    if format.ends_with(|code| "bBhHiIlLqQnN".contains(code)) {
+        // Integers that are misaligned: Python itself can read them.
+        return Tokens::from_any(&PyMemoryView::from(tokens)?.call_method0("tolist")?);
     }
-    if !format.ends_with(|code| "bBhHiIlLqQnN".contains(code)) {
-        return Err(token_type_error(py, format!("tokens must be integers, not format {format:?}"), None, None));
-    }
-    let list = PyMemoryView::from(tokens)?.call_method0("tolist")?;
-    Tokens::from_any(&list)
+    Err(token_type_error(py, format!("tokens must be integers, not format {format:?}"), None, None))
 }
 
 /// An integer as a 64-bit word: as a token it is in range exactly if the word is below 2^31.
@@ -176,10 +171,7 @@ macro_rules! words {
 words!(i8 as i64, u8 as u64, i16 as i64, u16 as u64, i32 as i64, u32 as u64, i64 as i64, u64 as u64);
 
 /// Integers of another width or spacing.
-fn converted<T: Word>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyResult<Tokens>
-where
-    for<'py> T: IntoPyObject<'py>,
-{
+fn converted<T: Word + for<'py> IntoPyObject<'py>>(py: Python<'_>, buffer: &PyBuffer<T>) -> PyResult<Tokens> {
     let scattered;
     let values = if let Some(values) = values(buffer, py) {
         values
@@ -199,10 +191,5 @@ where
     }
     let position = values.iter().position(|value| value.word() >= u64::from(TOKEN_END)).unwrap_or(0);
     let value = values[position].into_bound_py_any(py)?;
-    Err(token_error(
-        py,
-        format!("token at position {position} must be 0..2147483647, not {value}"),
-        Some(position),
-        Some(&value),
-    ))
+    Err(token_error(py, token_message(position, &value), Some(position), Some(&value)))
 }

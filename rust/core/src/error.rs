@@ -3,6 +3,8 @@
 use std::collections::TryReserveError;
 use std::fmt;
 
+use crate::ids::Token;
+
 /// The result of a call on the core.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -40,8 +42,8 @@ pub enum Error {
     Token {
         /// Its position in the argument.
         position: usize,
-        /// Its value, read as a signed number.
-        value: i64,
+        /// Its value as given, of which the core sees 32 bits.
+        value: Token,
     },
     /// A prompt without tokens.
     EmptyPrompt,

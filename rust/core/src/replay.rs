@@ -131,7 +131,7 @@ impl Replay {
             pager,
             totals: Totals::default(),
             next: 0,
-            now: f64::NEG_INFINITY,
+            now: 0.0,
             running: BinaryHeap::new(),
             chain: Vec::new(),
         })
@@ -146,6 +146,9 @@ impl Replay {
         while self.next < end {
             self.serve(self.next)?;
             self.next += 1;
+        }
+        if self.next == self.trace.prompt_blocks.len() {
+            self.finish_until(f64::INFINITY);
         }
         Ok(self.next)
     }

@@ -267,5 +267,5 @@ pub(crate) fn check_tokens(tokens: &[Token], from: usize) -> Result<()> {
     let Some(position) = (from..tokens.len()).find(|&position| tokens[position] >= TOKEN_END) else {
         return Ok(());
     };
-    Err(Error::Token { position, value: i64::from(tokens[position].cast_signed()) })
+    Err(Error::Token { position, value: tokens[position] })
 }

@@ -16,12 +16,12 @@ impl Pager {
     /// # Errors
     /// `Stale`; `Value` for no child or too many; `Memory`.
     pub fn fork(&mut self, handle: Handle, count: usize) -> Result<Vec<Handle>> {
-        if count == 0 || count >= HOLDERS_MAX as usize - self.num_running - self.num_preempted {
-            return Err(Error::Value(format!(
-                "fork({count}): at least one child, and fewer than 2^30 sequences in all"
-            )));
-        }
         self.with_running(handle, "fork", |pager, sequence| {
+            if count == 0 || count >= HOLDERS_MAX as usize - pager.num_running - pager.num_preempted {
+                return Err(Error::Value(format!(
+                    "fork({count}): at least one child, and fewer than 2^30 sequences in all"
+                )));
+            }
             let mut children = with_capacity(count)?;
             let mut handles = with_capacity(count)?;
             pager.sequences.reserve(count)?;

@@ -67,7 +67,12 @@ impl Pager {
         let limit = cut(limit);
         let indexed = self.indexed_blocks(sequence, limit);
         let whole = cut(indexed);
-        if whole < indexed { whole } else { limit }
+        if whole < indexed {
+            return whole;
+        }
+        // A block that was forgotten is not indexed twice, and keeps the run around it from being indexed.
+        let own = &sequence.table[sequence.path_blocks..];
+        (indexed..limit).find(|&at| self.blocks.is_indexed(own[at])).map_or(limit, cut)
     }
 
     /// How many of the next `limit` blocks the index has below the sequence's path.
