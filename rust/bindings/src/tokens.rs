@@ -32,7 +32,9 @@ impl Tokens {
         if let Ok(tuple) = tokens.cast::<PyTuple>() {
             return from_tuple(tuple);
         }
-        let Ok(buffer) = PyUntypedBuffer::get(tokens) else {
+        // Some exporters (ctypes) leave strides out, which a memoryview puts in.
+        let buffer = PyUntypedBuffer::get(tokens).or_else(|_| PyUntypedBuffer::get(&PyMemoryView::from(tokens)?));
+        let Ok(buffer) = buffer else {
             let kind = tokens.get_type().name()?;
             return Err(token_type_error(
                 tokens.py(),

@@ -29,13 +29,13 @@ impl Pager {
     /// `Value` unless `tokens` are a whole number of blocks, at least one; `Token`; `Memory`.
     pub fn forget(&mut self, tokens: &[Token], namespace: &[u8]) -> Result<usize> {
         let block_size = self.config.block_size;
+        check_tokens(tokens, 0)?;
         if tokens.is_empty() || !tokens.len().is_multiple_of(block_size) {
             return Err(Error::Value(format!(
                 "forget takes a whole number of blocks of {block_size} tokens, at least one; got {} tokens",
                 tokens.len()
             )));
         }
-        check_tokens(tokens, 0)?;
         let blocks = tokens.len() / block_size;
         let Some(root) = self.index.find_root(namespace) else {
             return Ok(0);
