@@ -6,7 +6,15 @@ from numpy.typing import NDArray
 
 from .types import Namespace, PrefixMatch, Stats, Tokens
 
-__all__ = ["Pager", "Replay", "Sequence", "__version__", "build_info"]
+__all__ = [
+    "Pager",
+    "Replay",
+    "Sequence",
+    "__version__",
+    "_mark_forked",
+    "_panic_for_tests",
+    "build_info",
+]
 
 __version__: str
 

@@ -33,7 +33,8 @@ impl Tokens {
             return from_tuple(tuple);
         }
         // Some exporters (ctypes) leave strides out, which a memoryview puts in.
-        let buffer = PyUntypedBuffer::get(tokens).or_else(|_| PyUntypedBuffer::get(&PyMemoryView::from(tokens)?));
+        let buffer =
+            PyUntypedBuffer::get(tokens).or_else(|_| PyUntypedBuffer::get(PyMemoryView::from(tokens)?.as_any()));
         let Ok(buffer) = buffer else {
             let kind = tokens.get_type().name()?;
             return Err(token_type_error(
