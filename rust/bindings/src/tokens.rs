@@ -133,27 +133,39 @@ fn from_buffer(tokens: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<T
         let message = format!("tokens must have one dimension, not {}", buffer.dimensions());
         return Err(token_type_error(py, message, None, None));
     }
+    if !format.ends_with(|code| "bBhHiIlLqQnN".contains(code)) {
+        return Err(token_type_error(py, format!("tokens must be integers, not format {format:?}"), None, None));
+    }
+    match from_native(py, buffer)? {
+        Some(tokens) => Ok(tokens),
+        None => {
+            // Misaligned, or with a byte order spelled out: numpy makes it plain.
+            let plain = py.import("numpy")?.call_method1("require", (tokens, py.None(), "CA"))?;
+            from_native(py, PyUntypedBuffer::get(&plain)?)?
+                .ok_or_else(|| token_type_error(py, format!("tokens cannot be read in format {format:?}"), None, None))
+        }
+    }
+}
+
+/// Aligned integers in native format.
+fn from_native(py: Python<'_>, buffer: PyUntypedBuffer) -> PyResult<Option<Tokens>> {
     if buffer.is_c_contiguous() {
         if buffer.as_typed::<i32>().is_ok() {
-            return Ok(Tokens::Signed(buffer.into_typed()?));
+            return Ok(Some(Tokens::Signed(buffer.into_typed()?)));
         }
         if buffer.as_typed::<u32>().is_ok() {
-            return Ok(Tokens::Unsigned(buffer.into_typed()?));
+            return Ok(Some(Tokens::Unsigned(buffer.into_typed()?)));
         }
     }
     macro_rules! convert {
         ($($type:ty),*) => {
             $(if let Ok(typed) = buffer.as_typed::<$type>() {
-                return converted(py, typed);
+                return converted(py, typed).map(Some);
             })*
         };
     }
     convert!(i64, i32, u32, u64, i16, u16, i8, u8);
-    if format.ends_with(|code| "bBhHiIlLqQnN".contains(code)) {
-        // Integers that are misaligned: Python itself can read them.
-        return Tokens::from_any(&PyMemoryView::from(tokens)?.call_method0("tolist")?);
-    }
-    Err(token_type_error(py, format!("tokens must be integers, not format {format:?}"), None, None))
+    Ok(None)
 }
 
 /// An integer as a 64-bit word: as a token it is in range exactly if the word is below 2^31.
