@@ -136,15 +136,14 @@ fn from_buffer(tokens: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<T
     if !format.ends_with(|code| "bBhHiIlLqQnN".contains(code)) {
         return Err(token_type_error(py, format!("tokens must be integers, not format {format:?}"), None, None));
     }
-    match from_native(py, buffer)? {
-        Some(tokens) => Ok(tokens),
-        None => {
-            // Misaligned, or with a byte order spelled out: numpy makes it plain.
-            let plain = py.import("numpy")?.call_method1("require", (tokens, py.None(), "CA"))?;
-            from_native(py, PyUntypedBuffer::get(&plain)?)?
-                .ok_or_else(|| token_type_error(py, format!("tokens cannot be read in format {format:?}"), None, None))
-        }
+    if let Some(tokens) = from_native(py, buffer)? {
+        return Ok(tokens);
     }
+    // Misaligned, or with its byte order spelled out: numpy copies it into plain form.
+    let array = py.import("numpy")?.call_method1("asarray", (tokens,))?;
+    let plain = array.call_method1("astype", (array.getattr("dtype")?.call_method1("newbyteorder", ("=",))?,))?;
+    from_native(py, PyUntypedBuffer::get(&plain)?)?
+        .ok_or_else(|| token_type_error(py, format!("tokens cannot be read in format {format:?}"), None, None))
 }
 
 /// Aligned integers in native format.
