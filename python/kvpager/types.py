@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ Namespace: TypeAlias = bytes | tuple[tuple[str, bytes], ...]
 """Who may share with whom: bytes, or (kind, value) pairs such as ``(("tenant", b"a"), ("lora", b"7"))``."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """What an admit of the same prompt would hit now."""
 
     num_tokens: int

@@ -127,12 +127,15 @@ impl Tail {
     /// # Errors
     /// `Memory` if the allocator refuses.
     pub fn push(&mut self, token: Token, block_size: usize) -> Result<()> {
-        self.reserve(1, block_size)?;
-        let end = self.skip * block_size + self.len;
-        let (piece, at) = (end / Self::piece_tokens(block_size), end % Self::piece_tokens(block_size));
-        self.pieces[piece].token_area_mut(block_size)[at] = token;
-        self.len += 1;
-        Ok(())
+        if self.pieces.len() == 1 {
+            let end = self.skip * block_size + self.len;
+            if let Some(place) = self.pieces[0].token_area_mut(block_size).get_mut(end) {
+                *place = token;
+                self.len += 1;
+                return Ok(());
+            }
+        }
+        self.extend(&[token], block_size).map(|_| ())
     }
 
     /// The token at an offset from the tail's start.

@@ -8,6 +8,9 @@ use crate::ids::{BlockId, CONTENT_START, Handle, TOKEN_END, Token};
 use crate::memory::with_capacity;
 use crate::sequence::Sequence;
 
+/// Most tokens of a sequence: positions fit an i32.
+const MAX_LEN: usize = TOKEN_END as usize - 1;
+
 impl Pager {
     /// Adds one token; answers its slot, `block id * block size + offset`.
     ///
@@ -15,6 +18,16 @@ impl Pager {
     /// `Stale`, `Token`, `OutOfBlocks`, `Memory`.
     pub fn append(&mut self, handle: Handle, token: Token) -> Result<i64> {
         self.with_running(handle, "append", |pager, sequence| {
+            let block_size = pager.config.block_size;
+            let last = sequence.table[sequence.table.len() - 1];
+            let offset = sequence.len - (sequence.table.len() - 1) * block_size;
+            // The usual decode step: room in a block of the sequence's own. Without a division, since this is called for each token.
+            if offset < block_size && token < TOKEN_END && pager.blocks.is_sole(last) && sequence.len < MAX_LEN {
+                sequence.tail.push(token, block_size)?;
+                sequence.has_content |= token >= CONTENT_START;
+                sequence.len += 1;
+                return Ok(i64::from(last) * block_size as i64 + offset as i64);
+            }
             pager.grow(sequence, &[token])?;
             Ok(pager.slot(sequence, sequence.len - 1))
         })
@@ -88,7 +101,7 @@ impl Pager {
         let block_size = self.config.block_size;
         check_tokens(tokens, 0)?;
         let len = sequence.len + tokens.len();
-        if len >= TOKEN_END as usize {
+        if len > MAX_LEN {
             return Err(Error::Value(format!("the sequence would have {len} tokens; it has fewer than 2147483648")));
         }
         if tokens.is_empty() {
