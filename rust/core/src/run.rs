@@ -152,4 +152,10 @@ impl Run {
         }
         common
     }
+
+    /// Lets a test of the checker break the length.
+    #[cfg(test)]
+    pub(crate) fn break_len(&mut self, len: usize) {
+        self.len = len as u32;
+    }
 }

@@ -337,4 +337,10 @@ impl Eviction {
     pub(crate) fn break_queue_length(&mut self, blocks: usize) {
         self.queues[0].blocks += blocks;
     }
+
+    /// Lets a test of the checker break the links of a slot.
+    #[cfg(test)]
+    pub(crate) fn break_links(&mut self, id: NodeId, warmer: NodeId) {
+        self.slots.0[id.index()].links.warmer = warmer;
+    }
 }
