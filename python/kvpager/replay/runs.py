@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..traces import Progress, Trace
 from .columns import Outputs, ReplayColumns, Service, build_columns
 from .tokens import TokenChains, TokenReplay
@@ -107,7 +108,7 @@ class Replays:
             problem = f"this request needs {self.smallest_pool} blocks and would never fit in {words}"
             raise self.trace.error(self.largest_request, None, problem)
         if num_blocks > MAX_BLOCKS:
-            raise ValueError(f"a pool of {num_blocks} blocks: at most {MAX_BLOCKS} are possible")
+            raise ConfigError(f"a pool of {num_blocks} blocks: at most {MAX_BLOCKS} are possible")
         return num_blocks
 
     def run(self, policy: str, size: PoolSize, progress: Progress | None = None) -> ReplayRow:
