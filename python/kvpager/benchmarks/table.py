@@ -1,0 +1,163 @@
+"""The table of goals: what is measured, in which unit, and what it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .measure import TOKENS_128K, best_ns, floors
+from .operations import OPERATIONS, Subject
+from .rss import bytes_per_cached_block
+
+Measure = Callable[["_Meter"], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound in the row's unit, or a multiple of a floor measured in the same run."""
+
+    bound: float
+    floor: str | None = None
+    at_least: bool = False
+    words: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    key: str
+    what: str
+    unit: str
+    goal: Goal
+    measure: Measure
+    core_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured line of the table."""
+
+    key: str
+    what: str
+    unit: str
+    value: float | None
+    goal: str
+    met: bool | None
+    """None where the goal cannot be told from outside, or the value is missing."""
+    times_floor: float | None
+    reference: float | None
+    reference_ratio: float | None
+    """How many times the reference's cost is: above 1, kvpager is better."""
+
+
+class _Meter:
+    """Measures operations of one subject, each once, whichever rows need it."""
+
+    def __init__(self, subject: Subject, seconds: float, *, is_reference: bool) -> None:
+        self.subject, self.seconds, self.is_reference = subject, seconds, is_reference
+        self._done: dict[str, float] = {}
+
+    def ns(self, key: str) -> float:
+        if key not in self._done:
+            self._done[key] = best_ns(OPERATIONS[key](self.subject), self.seconds)
+        return self._done[key]
+
+    def memory(self, shape: str) -> float | None:
+        # The reference needs many times the memory and time; its cost a block is the same in a smaller pool.
+        num_blocks = 20_000 if self.is_reference else 200_000
+        return bytes_per_cached_block(shape, reference=self.is_reference, num_blocks=num_blocks)
+
+
+def _us(key: str) -> Measure:
+    return lambda meter: meter.ns(key) / 1e3
+
+
+def _on_top(key: str) -> Measure:
+    return lambda meter: max(0.0, meter.ns(key) - meter.ns("match_128k")) / TOKENS_128K
+
+
+def _flat(name: str) -> Measure:
+    return lambda meter: meter.ns(f"{name}_1k_large") / meter.ns(f"{name}_1k_small")
+
+
+SPECS = [
+    RowSpec("hit_8k", "full hit, admit + block ids, 8k", "us", Goal(3), _us("hit_8k")),
+    RowSpec("hit_128k", "full hit, admit + block ids, 128k", "us", Goal(2, "memcmp_128k"), _us("hit_128k")),
+    RowSpec("match_128k", "peek (match), 128k", "us", Goal(1.8, "memcmp_128k"), _us("match_128k")),
+    RowSpec("cold_8k", "cold, admit + commit, 8k", "us", Goal(3.5), _us("cold_8k")),
+    RowSpec("cold_128k", "cold, admit + commit, 128k", "us", Goal(3, "memcpy_128k"), _us("cold_128k")),
+    RowSpec("evict_chains_8k", "cold 8k, every block evicted: idle chains", "us", Goal(5), _us("evict_chains_8k")),
+    RowSpec("evict_leaves_8k", "cold 8k, every block evicted: leaves", "us", Goal(90), _us("evict_leaves_8k")),
+    RowSpec(
+        "release_128k",
+        "release, 128k",
+        "us",
+        Goal(float("nan"), words="<= 0.5 us + 6 ns a node"),
+        _us("release_128k"),
+    ),
+    RowSpec("chat_match", "256 turns of chat, 128k: match", "us", Goal(3, "memcmp_128k"), _us("chat_match")),
+    RowSpec("chat_admit", "256 turns of chat, 128k: admit again", "us", Goal(3, "memcmp_128k"), _us("chat_admit")),
+    RowSpec("append", "append", "us", Goal(0.080), _us("append")),
+    RowSpec("empty_call", "empty call", "us", Goal(0.040), _us("empty_call")),
+    RowSpec("flat_match", "match 1k, large pool against small", "x", Goal(1.3), _flat("match"), core_only=True),
+    RowSpec("flat_admit", "admit 1k, large pool against small", "x", Goal(1.3), _flat("admit"), core_only=True),
+    RowSpec("memory_chains", "memory a cached block, chains", "B", Goal(75), lambda m: m.memory("chains")),
+    RowSpec("memory_mixed", "memory a cached block, mixed", "B", Goal(110), lambda m: m.memory("mixed")),
+    RowSpec("construct", "construct 1 M blocks", "ms", Goal(50), lambda m: m.ns("construct") / 1e6),
+    RowSpec("list_prompt", "list prompt, a token on top", "ns", Goal(6), _on_top("match_128k_list")),
+    RowSpec("int64_prompt", "int64 array, a token on top", "ns", Goal(0.2), _on_top("match_128k_int64")),
+    RowSpec("replay", "replay by ids", "requests/s", Goal(1e6, at_least=True), lambda m: 1e9 / m.ns("replay")),
+]
+ROWS = tuple(spec.key for spec in SPECS)
+
+
+def measure_rows(
+    core: Subject,
+    reference: Subject | None = None,
+    *,
+    only: Sequence[str] = ROWS,
+    seconds: float = 0.5,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Row]:
+    """Measure the rows in the order of the table; `seconds` is spent on each operation."""
+    floor_ns = floors(seconds, core.settings.seed)
+    ours = _Meter(core, seconds, is_reference=False)
+    theirs = None if reference is None else _Meter(reference, seconds, is_reference=True)
+    specs = [spec for spec in SPECS if spec.key in only]
+    for done, spec in enumerate(specs, 1):
+        value = spec.measure(ours)
+        other = None if theirs is None or spec.core_only else spec.measure(theirs)
+        if progress is not None:
+            progress(done, len(specs))
+        yield _row(spec, value, other, floor_ns)
+
+
+def _row(spec: RowSpec, value: float | None, other: float | None, floor_ns: dict[str, float]) -> Row:
+    goal = spec.goal
+    floor = None if goal.floor is None else floor_ns[goal.floor] / 1e3
+    bound = goal.bound if floor is None else goal.bound * floor
+    met = None
+    if value is not None and goal.words is None:
+        met = value >= bound if goal.at_least else value <= bound
+    ratio = None
+    if value and other:
+        ratio = value / other if goal.at_least else other / value
+    return Row(
+        key=spec.key,
+        what=spec.what,
+        unit=spec.unit,
+        value=value,
+        goal=_goal_words(goal, spec.unit),
+        met=met,
+        times_floor=value / floor if value is not None and floor else None,
+        reference=other,
+        reference_ratio=ratio,
+    )
+
+
+def _goal_words(goal: Goal, unit: str) -> str:
+    if goal.words is not None:
+        return goal.words
+    sign = ">=" if goal.at_least else "<="
+    if goal.floor is not None:
+        return f"{sign} {goal.bound:g}x {goal.floor.partition('_')[0]}"
+    return f"{sign} {goal.bound:,.10g} {unit}"
