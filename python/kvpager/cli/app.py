@@ -1,0 +1,88 @@
+"""The command group, and what every command has in common when something goes wrong.
+
+A command is a module with one `click.Command`, listed in `COMMANDS`; it is imported when it is named. It prints its
+result to stdout (`output.print_table`, or one JSON object with `--json`), everything else to stderr, and raises
+`KvPagerError` or `click.UsageError` for bad input: `run` turns these into one line and exit status 2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..errors import KvPagerError
+
+COMMANDS = {
+    "demo": "demo:demo",
+    "replay": "replay:replay",
+    "bench": "bench:bench",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when that command, or the list of all of them, is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(f".{module}", __package__), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
+@click.version_option(__version__, prog_name="kvpager")
+@click.pass_context
+def kvpager(ctx: click.Context) -> None:
+    """The pager for LLM KV caches: see what paging, prefix sharing and eviction are worth.
+
+    \b
+    Start here:
+      kvpager demo                              what the pager does, measured, in a few seconds
+      kvpager replay trace.jsonl --sizes 1%,5%  hit rates of your own requests at several pool sizes
+      kvpager bench                             what each call costs on this machine
+
+    Every command explains itself with --help and prints one JSON object with --json.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; whatever is wrong with it or its input is one line on stderr and exit status 2."""
+    try:
+        status = kvpager.main(arguments, prog_name="kvpager", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "kvpager"
+        return _refuse(f"{command}: {error.format_message()} (see {command} --help)")
+    except click.ClickException as error:
+        return _refuse(f"kvpager: {error.format_message()}")
+    except KvPagerError as error:
+        return _refuse(f"kvpager: {error}")
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("kvpager: interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`kvpager ... | head`). Python would complain once more while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _refuse(message: str) -> int:
+    click.echo(" ".join(message.split()), err=True)
+    return 2

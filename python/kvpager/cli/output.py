@@ -1,0 +1,95 @@
+"""What commands print: tables and JSON to stdout, progress and notes to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .. import __version__
+
+SHOW_AFTER_S = 0.5
+
+
+def print_json(command: str, **content: Any) -> None:
+    """One JSON object: the command, the version that made it, and the command's own fields."""
+    click.echo(json.dumps({"command": command, "version": __version__, **content}, indent=2))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """A table under a line of text; the first `left` columns are words, the others numbers."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=number >= left)
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width; a table cut to 80 columns would lose numbers there.
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160)
+    with console.capture() as captured:
+        console.print(table)
+    click.echo(title)
+    # Padding at the end of a line only gets in the way where the output is kept in a file.
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()).rstrip() + "\n")
+
+
+def print_text(text: str) -> None:
+    """Lines under a table."""
+    click.echo(text)
+
+
+def note(text: str) -> None:
+    """Something the user should know about the result that is not the result."""
+    click.echo(f"kvpager: note: {text}", err=True)
+
+
+class Bar:
+    """A progress bar on stderr for what takes long: nothing is drawn in the first half second, nor without a terminal.
+
+    `bar.stage("reading")` begins a stage and returns the function that reports (done, total) of it.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._started = time.monotonic()
+        if not quiet and sys.stderr.isatty():
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def stage(self, label: str) -> Callable[[int, int], None]:
+        if self._progress is not None:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(label, total=None)
+        return self._update
+
+    def _update(self, done: int, total: int) -> None:
+        if self._progress is None or self._task is None:
+            return
+        self._progress.update(self._task, completed=done, total=total)
+        if not self._progress.live.is_started and time.monotonic() - self._started > SHOW_AFTER_S:
+            self._progress.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None and self._progress.live.is_started:
+            self._progress.stop()
