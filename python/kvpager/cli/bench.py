@@ -41,7 +41,7 @@ def bench(only: list[str] | None, quick: bool, reference: bool, trace: str | Non
 
     \b
     Examples:
-      kvpager bench                              all rows; one to two minutes
+      kvpager bench                              all rows; about half a minute
       kvpager bench --quick --no-reference       a first look
       kvpager bench --only hit_128k,cold_128k    two rows
       kvpager bench --only replay --trace conversation_trace.jsonl

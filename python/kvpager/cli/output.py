@@ -18,6 +18,7 @@ from rich.table import Table
 from .. import __version__
 
 SHOW_AFTER_S = 0.5
+DRAW_EVERY_S = 0.1
 
 
 def print_json(command: str, **content: Any) -> None:
@@ -32,8 +33,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(column, justify="left" if number < left else "right", no_wrap=number >= left)
     for row in rows:
         table.add_row(*row)
-    # A pipe has no width; a table cut to 80 columns would lose numbers there.
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160)
+    # Wider than any table here: in a narrow terminal a wrapped line is ugly, a number cut off is lost.
+    console = Console(markup=False, highlight=False, width=200)
     with console.capture() as captured:
         console.print(table)
     click.echo(title)
@@ -60,7 +61,7 @@ class Bar:
     def __init__(self, *, quiet: bool) -> None:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._started = time.monotonic()
+        self._next_drawing = time.monotonic() + SHOW_AFTER_S
         if not quiet and sys.stderr.isatty():
             self._progress = Progress(
                 TextColumn("{task.description}"),
@@ -69,6 +70,7 @@ class Bar:
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
+                auto_refresh=False,
             )
 
     def stage(self, label: str) -> Callable[[int, int], None]:
@@ -82,8 +84,12 @@ class Bar:
         if self._progress is None or self._task is None:
             return
         self._progress.update(self._task, completed=done, total=total)
-        if not self._progress.live.is_started and time.monotonic() - self._started > SHOW_AFTER_S:
-            self._progress.start()
+        # Drawn from here and by no thread, which would wake up in the middle of what `bench` measures.
+        if time.monotonic() < self._next_drawing:
+            return
+        self._next_drawing = time.monotonic() + DRAW_EVERY_S
+        self._progress.start()
+        self._progress.refresh()
 
     def __enter__(self) -> Self:
         return self
@@ -91,5 +97,5 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None and self._progress.live.is_started:
+        if self._progress is not None:
             self._progress.stop()
