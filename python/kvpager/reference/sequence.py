@@ -171,8 +171,8 @@ class Sequence:
         self._pager._drain()
         record = self._running("fork")
         n = operator.index(n)
-        if n < 1:
-            raise ValueError(f"fork needs n >= 1, not {n}")
+        if not 1 <= n <= FORK_MAX:
+            raise ValueError(f"fork needs 1 <= n <= {FORK_MAX}, not {n}")
         return [self._pager._fork(record) for _ in range(n)]
 
     def truncate(self, num_tokens: int) -> None:

@@ -31,13 +31,20 @@ fn run(seed: u64) {
         assert!(violations.is_empty(), "KVPAGER_SEED={seed}, call {nth}: {call:?}: {violations:#?}\nbefore:\n{before}");
         let after = dump(&driver.pager, true);
         let wanted = draw(&naive);
-        assert!(after == wanted, "KVPAGER_SEED={seed}, call {nth}: {call:?}\nbefore:\n{before}\nexpected:\n{wanted}\ngot:\n{after}");
+        assert!(
+            after == wanted,
+            "KVPAGER_SEED={seed}, call {nth}: {call:?}\nbefore:\n{before}\nexpected:\n{wanted}\ngot:\n{after}"
+        );
         assert_eq!(driver.pager.stats(), naive.stats(), "KVPAGER_SEED={seed}, call {nth}: {call:?}");
         if answer.is_refused() {
             assert_eq!(after, before, "I7: KVPAGER_SEED={seed}, call {nth}: {call:?}");
         }
         for (&serial, sequence) in &naive.sequences {
-            assert_eq!(driver.tokens(serial).as_ref(), Some(&sequence.tokens), "KVPAGER_SEED={seed}, call {nth}: {call:?}");
+            assert_eq!(
+                driver.tokens(serial).as_ref(),
+                Some(&sequence.tokens),
+                "KVPAGER_SEED={seed}, call {nth}: {call:?}"
+            );
         }
         before = after;
     }

@@ -38,8 +38,7 @@ pub fn draw(naive: &Naive) -> String {
     let _ = writeln!(text, "copies: {}", if copies.is_empty() { "-".to_owned() } else { copies.join(" ") });
     let _ = writeln!(text, "clock: {}", naive.counters.clock_ticks);
     let _ = writeln!(text, "next sequence: {}", naive.next_serial);
-    let counters: Vec<String> =
-        naive.counters.named().iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let counters: Vec<String> = naive.counters.named().iter().map(|(name, value)| format!("{name}={value}")).collect();
     let _ = writeln!(text, "stats: {}", counters.join(" "));
     text
 }
@@ -69,13 +68,7 @@ fn holders(naive: &Naive) -> BTreeMap<BlockId, usize> {
     counts
 }
 
-fn siblings(
-    naive: &Naive,
-    holders: &BTreeMap<BlockId, usize>,
-    children: &[BlockId],
-    indent: &str,
-    text: &mut String,
-) {
+fn siblings(naive: &Naive, holders: &BTreeMap<BlockId, usize>, children: &[BlockId], indent: &str, text: &mut String) {
     let traits = |block: BlockId| -> Traits {
         let node = naive.nodes[block as usize].as_ref().unwrap();
         let held = holders.get(&block).copied().unwrap_or(0);

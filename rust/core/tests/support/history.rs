@@ -86,15 +86,11 @@ impl Driver {
             Call::Peek { tokens, namespace } => pager.find_prefix(tokens, namespace).and_then(|found| {
                 pager.can_admit(tokens, namespace).map(|can_admit| Answer::Peeked(found.num_tokens, can_admit))
             }),
-            Call::Append(serial, token) => {
-                pager.append(handle(serial), *token).map(|slot| Answer::Slots(vec![slot]))
-            }
+            Call::Append(serial, token) => pager.append(handle(serial), *token).map(|slot| Answer::Slots(vec![slot])),
             Call::Extend(serial, tokens) => pager.extend(handle(serial), tokens).map(Answer::Slots),
             Call::Slots(serial, start, stop) => pager.slots(handle(serial), *start, *stop).map(Answer::Slots),
             Call::Commit(serial, end) => pager.commit(handle(serial), *end).map(|()| Answer::Done),
-            Call::Fork(serial, count) => {
-                pager.fork(handle(serial), *count).map(|handles| self.started(handles))
-            }
+            Call::Fork(serial, count) => pager.fork(handle(serial), *count).map(|handles| self.started(handles)),
             Call::Truncate(serial, len) => pager.truncate(handle(serial), *len).map(|()| Answer::Done),
             Call::Preempt(serial) => pager.preempt(handle(serial)).map(|()| Answer::Done),
             Call::Resume(serial) => pager.resume(handle(serial)).map(|()| Answer::Done),
@@ -269,7 +265,10 @@ impl Story {
                 let start = (committed + self.rng.below(len - committed + 1)).saturating_sub(self.odd());
                 Call::Slots(serial, start, start + self.rng.below(len + 1 - start.min(len)) + self.odd())
             }
-            5 => Call::Commit(serial, if self.rng.once_in(2) { None } else { Some(self.rng.below(len + 1) + self.odd()) }),
+            5 => Call::Commit(
+                serial,
+                if self.rng.once_in(2) { None } else { Some(self.rng.below(len + 1) + self.odd()) },
+            ),
             6 => Call::Fork(serial, if self.rng.once_in(20) { 0 } else { 1 + self.rng.below(2) }),
             7 => Call::Truncate(serial, (self.rng.below(len) + 1).saturating_sub(self.odd()) + self.odd()),
             8 => Call::Preempt(serial),

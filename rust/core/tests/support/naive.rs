@@ -376,7 +376,8 @@ impl Naive {
 
     fn slots_of(&self, sequence: &Sequence, start: usize, stop: usize) -> Vec<i64> {
         let size = self.config.block_size;
-        let slot = |position: usize| i64::from(sequence.table[position / size]) * size as i64 + (position % size) as i64;
+        let slot =
+            |position: usize| i64::from(sequence.table[position / size]) * size as i64 + (position % size) as i64;
         (start..stop).map(slot).collect()
     }
 
@@ -556,7 +557,8 @@ impl Naive {
             let start = sequence.path.len();
             let found = self.walk(&sequence.namespace, &sequence.path, &sequence.tokens, stop);
             let is_partial = !found.is_empty() && found.len() < stop - start;
-            let was_indexed = found.is_empty() && sequence.table[start..stop].iter().any(|&own| self.node(own).is_some());
+            let was_indexed =
+                found.is_empty() && sequence.table[start..stop].iter().any(|&own| self.node(own).is_some());
             if is_partial || was_indexed {
                 return;
             }
