@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .pager import Pager
 
 
+# A call makes at most so many children: a slip of the caller must not use up the machine.
+FORK_MAX = 65_536
+
+
 @final
 class Sequence:
     """The tokens of one running request and the blocks that hold their KV. Made by ``Pager.admit`` and ``fork``."""

@@ -13,7 +13,7 @@ use crate::arguments::Given;
 use crate::errors;
 use crate::namespace;
 use crate::sequence::PySequence;
-use crate::shared::Shared;
+use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
 
 /// The default identity, as the slice that an argument is.
@@ -342,15 +342,6 @@ impl PyPager {
 impl PyPager {
     pub fn panic_for_tests(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |_| panic!("kvpager: a panic that a test asked for"))
-    }
-}
-
-/// None in the place of `OutOfBlocks`.
-pub fn none_if_full<R>(result: kvpager_core::Result<R>) -> kvpager_core::Result<Option<R>> {
-    match result {
-        Ok(answer) => Ok(Some(answer)),
-        Err(kvpager_core::Error::OutOfBlocks { .. }) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 

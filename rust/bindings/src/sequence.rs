@@ -12,8 +12,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::Given;
 use crate::namespace;
-use crate::pager::none_if_full;
-use crate::shared::Shared;
+use crate::shared::{Shared, none_if_full};
 use crate::tokens::{Tokens, token};
 
 /// One running request: its tokens, its block table, and how much of it is computed.
@@ -219,7 +218,7 @@ impl PySequence {
     }
 
     /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block replaces it. Returns a
-    /// list of Sequences. ValueError for n < 1. Cost: the table's length for each child.
+    /// list of Sequences. ValueError unless 1 <= n <= 65,536. Cost: the table's length for each child.
     #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
     fn fork(&self, py: Python<'_>, n: Given<'_>) -> PyResult<Vec<Self>> {
         let n = self.checked(py, "fork", n.position("n", 1))?;

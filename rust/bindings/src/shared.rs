@@ -122,3 +122,12 @@ impl Shared {
         }
     }
 }
+
+/// None in the place of `OutOfBlocks`.
+pub fn none_if_full<R>(result: Result<R, Error>) -> Result<Option<R>, Error> {
+    match result {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Error::OutOfBlocks { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

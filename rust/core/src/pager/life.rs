@@ -10,6 +10,9 @@ use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
 use crate::tail::Tail;
 
+/// Most children of one call: a slip of the caller must not use up the machine.
+const FORK_MAX: usize = 65_536;
+
 impl Pager {
     /// `count` children that share every block.
     ///
@@ -17,10 +20,9 @@ impl Pager {
     /// `Stale`; `Value` for no child or too many; `Memory`.
     pub fn fork(&mut self, handle: Handle, count: usize) -> Result<Vec<Handle>> {
         self.with_running(handle, "fork", |pager, sequence| {
-            if count == 0 || count >= HOLDERS_MAX as usize - pager.num_running - pager.num_preempted {
-                return Err(Error::Value(format!(
-                    "fork({count}): at least one child, and fewer than 2^30 sequences in all"
-                )));
+            let room = HOLDERS_MAX as usize - pager.num_running - pager.num_preempted;
+            if count == 0 || count > FORK_MAX.min(room) {
+                return Err(Error::Value(format!("fork({count}): expected 1..={}", FORK_MAX.min(room))));
             }
             let mut children = with_capacity(count)?;
             let mut handles = with_capacity(count)?;
