@@ -16,7 +16,7 @@ from .options import comma_list, json_option, one_of, seed_option
 from .output import Bar, print_json, print_table, print_text
 
 
-@click.command()
+@click.command(short_help="What each call costs on this machine.")
 @click.option(
     "--only",
     metavar="ROWS",

@@ -44,7 +44,7 @@ class Scheme:
         }
 
 
-@click.command()
+@click.command(short_help="What paging, sharing and eviction gain, measured.")
 @click.option("--chats", type=click.IntRange(100, 5000), default=300, help="Conversations in the workload.")
 @seed_option
 @json_option

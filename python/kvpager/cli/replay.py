@@ -18,7 +18,7 @@ from .plots import plot_hit_rates
 DEFAULT_SIZES = [PoolSize.parse(f"{share}%") for share in (1, 2, 5, 10, 20, 50)]
 
 
-@click.command()
+@click.command(short_help="Hit rates of a request trace at several pool sizes.")
 @click.argument("trace", type=click.Path(path_type=str))
 @click.option(
     "--policy",
