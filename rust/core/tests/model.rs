@@ -5,8 +5,11 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+
 use kvpager_core::check::check;
 use kvpager_core::dump::dump;
+use kvpager_core::stats::Counters;
 use kvpager_core::{Config, Pager};
 use support::drawing::draw;
 use support::history::{Driver, Story, draw_config};
@@ -15,7 +18,10 @@ use support::{Rng, seeds};
 
 const CALLS: usize = 200;
 
-fn run(seed: u64) {
+/// How often each kind of call was carried out, and refused.
+type Tally = BTreeMap<String, (usize, usize)>;
+
+fn run(seed: u64, tally: &mut Tally) -> Counters {
     let mut rng = Rng(seed);
     let config: Config = draw_config(&mut rng);
     let mut naive = Naive::new(config.clone());
@@ -47,13 +53,35 @@ fn run(seed: u64) {
             );
         }
         before = after;
+
+        let kind = format!("{call:?}").split(|c: char| !c.is_alphabetic()).next().unwrap_or_default().to_owned();
+        let (done, refused) = tally.entry(kind).or_default();
+        *(if answer.is_refused() { refused } else { done }) += 1;
     }
+    naive.counters
 }
 
 #[test]
 fn the_pager_answers_as_a_naive_one_does() {
-    for seed in seeds(1, 300) {
+    let mut tally = Tally::new();
+    let mut sums = [0; 10];
+    let seeds = seeds(1, 200);
+    for &seed in &seeds {
         println!("KVPAGER_SEED={seed}");
-        run(seed);
+        let counters = run(seed, &mut tally);
+        for (sum, (_, count)) in sums.iter_mut().zip(counters.named()) {
+            *sum += count;
+        }
     }
+    println!("{tally:#?}\n{sums:?}");
+    if seeds.len() < 100 {
+        return;
+    }
+    // The histories are worth something only if they get everywhere.
+    assert_eq!(tally.len(), 15);
+    for (kind, &(done, refused)) in &tally {
+        let never_refused = ["Release", "Drop", "TakeCopies"].contains(&kind.as_str());
+        assert!(done > 100 && (refused > 0 || never_refused), "{kind}: {done} carried out, {refused} refused");
+    }
+    assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
 }

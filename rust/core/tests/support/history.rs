@@ -152,7 +152,7 @@ impl Naive {
 
 /// Settings drawn from a seed.
 pub fn draw_config(rng: &mut Rng) -> Config {
-    let block_size = if rng.once_in(24) { rng.choose(&[512, 1024]) } else { rng.choose(&[1, 1, 2, 2, 3, 4]) };
+    let block_size = if rng.once_in(24) { rng.choose(&[512, 1024]) } else { rng.choose(&[1, 2, 2, 3, 4, 4, 8]) };
     Config {
         policy: rng.choose(&[PolicyKind::Lru, PolicyKind::Slru]),
         watermark: rng.choose(&[0.0, 0.0, 0.0, 0.1, 0.3, 1.0]),
@@ -163,11 +163,49 @@ pub fn draw_config(rng: &mut Rng) -> Config {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Admit,
+    Peek,
+    Append,
+    Extend,
+    Slots,
+    Commit,
+    Fork,
+    Truncate,
+    Preempt,
+    Resume,
+    Release,
+    Drop,
+    TakeCopies,
+    Forget,
+    Reset,
+}
+
+/// The weights that each kind of call may get. Calls that end things are rarer, or nothing would ever grow.
+const WEIGHTS: [(Kind, &[usize]); 15] = [
+    (Kind::Admit, &[6, 16]),
+    (Kind::Peek, &[0, 1, 3]),
+    (Kind::Append, &[0, 1, 6, 20]),
+    (Kind::Extend, &[0, 1, 6, 12]),
+    (Kind::Slots, &[0, 1, 6]),
+    (Kind::Commit, &[4, 16]),
+    (Kind::Fork, &[0, 1, 4, 10]),
+    (Kind::Truncate, &[0, 1, 6]),
+    (Kind::Preempt, &[0, 1, 3]),
+    (Kind::Resume, &[0, 2, 6]),
+    (Kind::Release, &[2, 5, 10]),
+    (Kind::Drop, &[0, 1, 3]),
+    (Kind::TakeCopies, &[0, 1, 4]),
+    (Kind::Forget, &[0, 0, 1, 3]),
+    (Kind::Reset, &[0, 0, 1]),
+];
+
 /// Draws calls. Which kinds are frequent, how many tokens there are, and how long prompts grow is drawn once, so that runs differ.
 #[derive(Debug)]
 pub struct Story {
     rng: Rng,
-    weights: [usize; 16],
+    weights: [(Kind, usize); 15],
     num_tokens: usize,
     has_content: bool,
     blocks_max: usize,
@@ -178,20 +216,12 @@ pub struct Story {
 
 impl Story {
     pub fn new(mut rng: Rng, config: &Config) -> Self {
-        let mut weights = [0; 16];
-        for (nth, weight) in weights.iter_mut().enumerate() {
-            // Calls that end things are rarer, or nothing would ever grow.
-            let most: &[usize] = if nth >= 13 { &[0, 0, 1, 2] } else { &[0, 1, 4, 16] };
-            *weight = rng.choose(most);
-        }
-        weights[0] = weights[0].max(4);
-        weights[5] = weights[5].max(4);
-        weights[10] = weights[10].max(1);
+        let most = rng.choose(&[3, 8, 20]);
         Self {
-            weights,
+            weights: WEIGHTS.map(|(kind, weights)| (kind, rng.choose(weights))),
             num_tokens: 1 + rng.below(4),
             has_content: rng.once_in(4),
-            blocks_max: 1 + rng.below(config.num_blocks.min(1 + rng.clone().below(20))),
+            blocks_max: 1 + rng.below(config.num_blocks.min(most)),
             block_size: config.block_size,
             known: Vec::new(),
             rng,
@@ -199,9 +229,6 @@ impl Story {
     }
 
     fn token(&mut self) -> Token {
-        if self.rng.once_in(400) {
-            return TOKEN_END + self.rng.below(2) as Token;
-        }
         let start = if self.has_content && self.rng.once_in(2) { CONTENT_START } else { 0 };
         start + self.rng.below(self.num_tokens) as Token
     }
@@ -214,11 +241,15 @@ impl Story {
             let (token, end) = (self.token(), tokens.len() + stretch);
             tokens.resize(end.min(len), token);
         }
+        if len > 0 && self.rng.once_in(60) {
+            let at = self.rng.below(len);
+            tokens[at] = TOKEN_END + self.rng.below(2) as Token;
+        }
         tokens
     }
 
     fn prompt(&mut self) -> Vec<Token> {
-        let len = self.rng.below(self.blocks_max * self.block_size + 2);
+        let len = (1 + self.rng.below(self.blocks_max * self.block_size + 1)) * usize::from(!self.rng.once_in(60));
         if self.known.is_empty() || self.rng.once_in(3) {
             return self.tokens(len);
         }
@@ -245,39 +276,64 @@ impl Story {
     /// The next call. Sequences are mostly live ones, in the state that the call needs, but not always.
     pub fn next(&mut self, driver: &Driver) -> Call {
         let kind = self.kind();
-        let namespace = self.rng.choose(&[A, A, A, B]);
-        let wanted = if kind == 9 { State::Preempted } else { State::Running };
-        let Some(serial) = self.sequence(driver, wanted).filter(|_| !matches!(kind, 0 | 1 | 12..)) else {
-            return self.pager_call(kind, namespace, driver);
-        };
+        let wanted = if kind == Kind::Resume { State::Preempted } else { State::Running };
+        match self.sequence(driver, wanted) {
+            Some(serial) => self.call(kind, serial, driver),
+            None => self.admit(),
+        }
+    }
+
+    fn admit(&mut self) -> Call {
+        let tokens = self.prompt();
+        self.remember(tokens.clone());
+        Call::Admit { tokens, namespace: self.rng.choose(&[A, A, A, B]), pinned: self.rng.once_in(8) }
+    }
+
+    fn call(&mut self, kind: Kind, serial: u64, driver: &Driver) -> Call {
         let (len, committed) = driver
             .pager
             .sequence(driver.handles[&serial], "next")
             .map_or((1, 0), |sequence| (sequence.len, sequence.num_committed));
-        let few = 2 * self.block_size + 1;
+        let few = self.rng.below(2 * self.block_size + 1);
         match kind {
-            2 => Call::Append(serial, self.token()),
-            3 => {
-                let len = self.rng.below(few);
-                Call::Extend(serial, self.tokens(len))
-            }
-            4 => {
+            Kind::Admit => self.admit(),
+            Kind::Peek => Call::Peek { tokens: self.prompt(), namespace: self.rng.choose(&[A, A, A, B]) },
+            Kind::Append => Call::Append(serial, self.tokens(1)[0]),
+            Kind::Extend => Call::Extend(serial, self.tokens(few)),
+            Kind::Slots => {
                 let start = (committed + self.rng.below(len - committed + 1)).saturating_sub(self.odd());
                 Call::Slots(serial, start, start + self.rng.below(len + 1 - start.min(len)) + self.odd())
             }
-            5 => Call::Commit(
-                serial,
-                if self.rng.once_in(2) { None } else { Some(self.rng.below(len + 1) + self.odd()) },
-            ),
-            6 => Call::Fork(serial, if self.rng.once_in(20) { 0 } else { 1 + self.rng.below(2) }),
-            7 => Call::Truncate(serial, (self.rng.below(len) + 1).saturating_sub(self.odd()) + self.odd()),
-            8 => Call::Preempt(serial),
-            9 => Call::Resume(serial),
-            10 => {
+            Kind::Commit if self.rng.once_in(2) => Call::Commit(serial, None),
+            Kind::Commit => Call::Commit(serial, Some(self.rng.below(len + 1) + self.odd())),
+            Kind::Fork => Call::Fork(serial, if self.rng.once_in(25) { 0 } else { 1 + self.rng.below(2) }),
+            Kind::Truncate => {
+                // As often by a few tokens (rejected drafts) as to anywhere.
+                let least = if self.rng.once_in(2) { len.saturating_sub(few + 1) } else { 0 };
+                let kept = least + 1 + self.rng.below(len - least);
+                Call::Truncate(serial, (kept + self.odd()).saturating_sub(kept * self.odd()))
+            }
+            Kind::Preempt => Call::Preempt(serial),
+            Kind::Resume => Call::Resume(serial),
+            Kind::Release => {
                 self.remember(driver.tokens(serial).unwrap_or_default());
                 Call::Release(serial, self.rng.choose(&[Departure::Finished, Departure::Aborted]))
             }
-            _ => Call::Drop(serial),
+            Kind::Drop => Call::Drop(serial),
+            Kind::TakeCopies => Call::TakeCopies,
+            Kind::Forget => {
+                // A whole number of blocks, mostly, of a sequence or of something that was one.
+                let own = driver.tokens(serial).filter(|_| self.rng.once_in(2));
+                let mut tokens = own.unwrap_or_else(|| self.prompt());
+                let blocks = self.rng.below(tokens.len() / self.block_size + 1).max(1);
+                tokens.truncate(blocks * self.block_size + self.odd());
+                Call::Forget(tokens, self.rng.choose(&[A, A, A, B]))
+            }
+            Kind::Reset => Call::Reset(match self.rng.below(8) {
+                0 => Some(vec![0; (1 << 16) + 1]),
+                1 => Some(b"other".to_vec()),
+                _ => None,
+            }),
         }
     }
 
@@ -286,51 +342,25 @@ impl Story {
         usize::from(self.rng.once_in(25))
     }
 
-    fn kind(&mut self) -> usize {
-        let mut left = self.rng.below(self.weights.iter().sum());
-        for (kind, &weight) in self.weights.iter().enumerate() {
+    fn kind(&mut self) -> Kind {
+        let mut left = self.rng.below(self.weights.iter().map(|&(_, weight)| weight).sum());
+        for (kind, weight) in self.weights {
             if left < weight {
                 return kind;
             }
             left -= weight;
         }
-        0
+        Kind::Admit
     }
 
+    /// A sequence in the state that a call needs, or now and then any that there ever was.
     fn sequence(&mut self, driver: &Driver, wanted: State) -> Option<u64> {
-        let all: Vec<u64> = driver.handles.keys().copied().collect();
-        let is_wanted = |serial: &&u64| {
-            driver.pager.sequence(driver.handles[serial], "next").is_ok_and(|sequence| sequence.state == wanted)
+        let is_any = self.rng.once_in(30);
+        let is_wanted = |handle: &Handle| {
+            is_any || driver.pager.sequence(*handle, "next").is_ok_and(|sequence| sequence.state == wanted)
         };
-        let fit: Vec<u64> = all.iter().filter(is_wanted).copied().collect();
-        let from = if self.rng.once_in(30) || fit.is_empty() { &all } else { &fit };
-        if from.is_empty() { None } else { Some(self.rng.choose(from)) }
-    }
-
-    fn pager_call(&mut self, kind: usize, namespace: &'static [u8], driver: &Driver) -> Call {
-        match kind {
-            1 => Call::Peek { tokens: self.prompt(), namespace },
-            12 => Call::TakeCopies,
-            13 | 14 => {
-                // A whole number of blocks, mostly, of a sequence or of something that was one.
-                let mut tokens = match self.sequence(driver, State::Running) {
-                    Some(serial) if self.rng.once_in(2) => driver.tokens(serial).unwrap_or_default(),
-                    _ => self.prompt(),
-                };
-                let blocks = self.rng.below(tokens.len() / self.block_size + 1).max(1);
-                tokens.truncate(blocks * self.block_size + self.odd());
-                Call::Forget(tokens, namespace)
-            }
-            15 => Call::Reset(match self.rng.below(8) {
-                0 => Some(vec![0; (1 << 16) + 1]),
-                1 => Some(b"other".to_vec()),
-                _ => None,
-            }),
-            _ => {
-                let tokens = self.prompt();
-                self.remember(tokens.clone());
-                Call::Admit { tokens, namespace, pinned: self.rng.once_in(8) }
-            }
-        }
+        let fit: Vec<u64> =
+            driver.handles.values().filter(|handle| is_wanted(handle)).map(|handle| handle.serial).collect();
+        if fit.is_empty() { None } else { Some(self.rng.choose(&fit)) }
     }
 }

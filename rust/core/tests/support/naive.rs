@@ -591,14 +591,18 @@ impl Naive {
             });
             self.children_of(&sequence.namespace, above).push(own);
             // It is held, so it holds its parent.
-            above.into_iter().for_each(|above| self.hold(above));
+            if let Some(above) = above {
+                self.hold(above);
+            }
         }
         self.hold(block);
         sequence.path.push(block);
         if block == own {
             self.drop_hold(own);
         }
-        above.into_iter().for_each(|above| self.drop_hold(above));
+        if let Some(above) = above {
+            self.drop_hold(above);
+        }
     }
 
     // ---- reset and forget (10) -------------------------------------------------------------------------------------
@@ -626,7 +630,7 @@ impl Naive {
 
     pub fn forget(&mut self, tokens: &[Token], namespace: &[u8]) -> Result<usize> {
         check_tokens(tokens)?;
-        if tokens.is_empty() || tokens.len() % self.config.block_size != 0 {
+        if tokens.is_empty() || !tokens.len().is_multiple_of(self.config.block_size) {
             return Err(Error::Value(String::new()));
         }
         let stop = tokens.len() / self.config.block_size;
