@@ -81,4 +81,6 @@ if __name__ == "__main__":
     stats = pager.stats()
     assert not pager.check()
     print(f"{len(prompts)} answers, each as if served alone; {stats.hit_rate:.0%} of the prompt tokens were cached,")
-    print(f"{stats.preemptions} preemptions, {stats.recomputed_tokens} tokens computed again, {stats.evicted_blocks} blocks evicted")
+    print(
+        f"{stats.preemptions} preemptions, {stats.recomputed_tokens} tokens computed again, {stats.evicted_blocks} blocks evicted"
+    )
