@@ -1,6 +1,7 @@
 """kvpager driven by the harness that drives unmodified peers with the same operations.
 
-The harness (`harness.py`, `side_by_side.py` and a driver a peer) is not part of this repository; put its folder on PYTHONPATH:
+The harness (`harness.py`, `side_by_side.py` and a driver a peer) is not part of this repository; put its folder on
+PYTHONPATH:
 
     PYTHONPATH=PEERS python side_by_side.py --peers DIR --rounds 3 \\
         --add 'kvpager=python benches/peers_driver.py' --add 'kvpager-list=python benches/peers_driver.py --prompt list'
@@ -8,7 +9,8 @@ The harness (`harness.py`, `side_by_side.py` and a driver a peer) is not part of
 admit   = Pager.admit
 publish = Sequence.commit
 finish  = Sequence.release
-step    = one `append` and one `commit` a sequence: a call each, as vLLM and nano-vllm are driven (a batched step is another API)
+step    = one `append` and one `commit` a sequence: a call each, as vLLM and nano-vllm are driven (a batched step is
+          another API)
 
 The last table of a run of this file, with date and machine, stands in docs/performance.md.
 """

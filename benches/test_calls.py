@@ -2,9 +2,10 @@
 
     pytest benches --benchmark-group-by=group --benchmark-columns=min,median,rounds
 
-Measured on 2026-11-30 (AMD EPYC, 2 shared cores, Python 3.11.7, numpy 2.4.6); the table of all operations, with floors and goals, is
-printed by `kvpager bench` and kept in docs/performance.md. Conclusion: a cached prompt costs what comparing its tokens costs, a new one
-what copying them costs; in the reference the Python objects of each block cost hundreds of times that.
+Measured on 2026-11-30 (AMD EPYC, 2 shared cores, Python 3.11.7, numpy 2.4.6); the table of all operations, with floors
+and goals, is printed by `kvpager bench` and kept in docs/performance.md. Conclusion: a cached prompt costs what
+comparing its tokens costs, a new one what copying them costs; in the reference the Python objects of each block cost
+hundreds of times that.
 
 Each operation asserts its own result (hits, evictions) before and while it is timed: see `kvpager.benchmarks`.
 """
@@ -18,7 +19,8 @@ import pytest
 
 from kvpager.benchmarks import OPERATIONS, Settings, Subject
 
-# The flat-cost rows compare two pools, of which one has 10 M blocks: they belong to `kvpager bench`, which has the memory and time.
+# The flat-cost rows compare two pools, of which one has 10 M blocks: they belong to `kvpager bench`, which has the
+# memory and time.
 KEYS = [key for key in OPERATIONS if not key.endswith(("_small", "_large"))]
 
 

@@ -2,9 +2,9 @@
 
     python examples/serving_loop.py
 
-The "model" is a stand-in that a real one can replace line by line: it writes one number of KV for each token, reads all of them back
-through the block table, and picks the next token from their sum. So each answer depends on every KV entry, and the end of the script can
-show that sharing, copy-on-write and preemption never served a wrong one.
+The "model" is a stand-in that a real one can replace line by line: it writes one number of KV for each token, reads all
+of them back through the block table, and picks the next token from their sum. So each answer depends on every KV
+entry, and the end of the script can show that sharing, copy-on-write and preemption never served a wrong one.
 """
 
 from __future__ import annotations
@@ -81,6 +81,5 @@ if __name__ == "__main__":
     stats = pager.stats()
     assert not pager.check()
     print(f"{len(prompts)} answers, each as if served alone; {stats.hit_rate:.0%} of the prompt tokens were cached,")
-    print(
-        f"{stats.preemptions} preemptions, {stats.recomputed_tokens} tokens computed again, {stats.evicted_blocks} blocks evicted"
-    )
+    print(f"{stats.preemptions} preemptions, {stats.recomputed_tokens} tokens computed again,", end=" ")
+    print(f"{stats.evicted_blocks} blocks evicted")

@@ -6,7 +6,8 @@ use pyo3::types::PyBool;
 
 use crate::errors::config_error;
 
-/// An argument as given, or nothing where a default stands in. (With `Option`, None itself would be taken for the default.)
+/// An argument as given, or nothing where a default stands in. (With `Option`, None itself would be taken for the
+/// default.)
 pub struct Given<'py>(Option<Bound<'py, PyAny>>);
 
 impl Given<'_> {

@@ -35,9 +35,6 @@ mod _core {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// `build_info()`
-    /// --
-    ///
     /// How this extension was built: `version`, `debug` (unoptimised?), `target`, `abi`.
     #[pyfunction]
     fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {

@@ -43,9 +43,10 @@ const NO_IDENTITY: &[u8] = b"";
 /// Raises
 /// ------
 /// ConfigError
-///     For a value outside its limits. `AllocationError` if the machine refuses memory for the tables.
+///     For a value outside its limits. AllocationError if the machine refuses memory for the tables.
 ///
-/// Any thread may call. In the child of `os.fork()` every call raises `ForkedProcess`. Construction takes microseconds for any size.
+/// Any thread may call. In the child of `os.fork()` every call raises ForkedProcess. Construction takes
+/// microseconds for any size.
 #[pyclass(frozen, name = "Pager", module = "kvpager")]
 pub struct PyPager {
     shared: Arc<Shared>,
@@ -166,16 +167,19 @@ impl PyPager {
         self.shared.read(py, |pager| Ok(pager.num_evictable_blocks()))
     }
 
-    /// Start a sequence: its cached prefix is pinned, the exact shortfall evicted, blocks are taken for the whole prompt. All or nothing.
+    /// Start a sequence: its cached prefix is pinned, the exact shortfall evicted, blocks are taken for the whole
+    /// prompt. All or nothing.
     ///
     /// Parameters
     /// ----------
     /// prompt : list, tuple or 1-D integer buffer, at least one token, values 0..2**31-1
-    ///     A contiguous int32 or uint32 array is read in place; other integer types are converted, lists at some 5 ns a token.
+    ///     A contiguous int32 or uint32 array is read in place; other integer types are converted, lists at some 5 ns
+    ///     a token.
     /// namespace : bytes or tuple of (kind, bytes) pairs
     ///     Equal tokens in two namespaces never share.
     /// pin : bool
-    ///     The sequence only holds a prefix (a hot system prompt): it is active, but not a running neighbour for the watermark.
+    ///     The sequence only holds a prefix (a hot system prompt): it is active, but not a running neighbour for the
+    ///     watermark.
     ///
     /// Returns
     /// -------
@@ -206,10 +210,8 @@ impl PyPager {
         Ok(PySequence::new(&self.shared, handle))
     }
 
-    /// `try_admit(prompt`, *, namespace=b"", pin=False)
-    /// --
-    ///
-    /// As `admit`, but None where that raises `OutOfBlocks`. A prompt that can never fit still raises `NeverFits`: waiting would be for ever.
+    /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits:
+    /// waiting would be for ever.
     #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn try_admit(
         &self,
@@ -225,11 +227,8 @@ impl PyPager {
         Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
     }
 
-    /// `can_admit(prompt`, *, namespace=b"", pin=False)
-    /// --
-    ///
-    /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for a prompt that can
-    /// never fit. Raises `TokenError` and `TokenTypeError` as `admit` does.
+    /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for
+    /// a prompt that can never fit. Raises TokenError and TokenTypeError as `admit` does.
     #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Given<'_>, pin: bool) -> PyResult<bool> {
         let _ = pin;
@@ -238,8 +237,9 @@ impl PyPager {
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
-    /// What an `admit` of this prompt would hit now: a `PrefixMatch` with `num_tokens` and `num_blocks`. A peek: no recency, no statistic
-    /// changes. Raises `TokenError` and `TokenTypeError` as `admit` does. Cost: comparing the cached tokens.
+    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens` and `num_blocks`. A peek: no
+    /// recency, no statistic changes. Raises TokenError and TokenTypeError as `admit` does. Cost: comparing the
+    /// cached tokens.
     #[pyo3(name = "r#match", signature = (prompt, *, namespace=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'')")]
     fn find<'py>(
         &self,
@@ -254,12 +254,9 @@ impl PyPager {
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
 
-    /// `take_copies()`
-    /// --
-    ///
-    /// The block copies that `append`, `extend` and `slots` asked for since the last call: int32 [n, 2], (source, target) block ids, in the
-    /// order of asking. No block is both source and target, so they may run in any order. Carry them out before the kernel that
-    /// writes to slots given since. The sources are held until this call.
+    /// The block copies that `append`, `extend` and `slots` asked for since the last call: int32 [n, 2], (source,
+    /// target) block ids, in the order of asking. No block is both source and target, so they may run in any order.
+    /// Carry them out before the kernel that writes to slots given since. The sources are held until this call.
     fn take_copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
         let copies = self.shared.change(py, |pager| Ok(pager.take_copies()))?;
         let array = PyArray2::<i32>::zeros(py, [copies.len(), 2], false);
@@ -272,17 +269,18 @@ impl PyPager {
         Ok(array)
     }
 
-    /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go on, publish nothing more,
-    /// and free their blocks at release. `identity` replaces the pager's. `ConfigError` if it is too long. Cost: the same for every pool.
+    /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go
+    /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's. ConfigError if
+    /// it is too long. Cost: the same for every pool.
     #[pyo3(signature = (identity=None))]
     fn reset(&self, py: Python<'_>, identity: Option<&Bound<'_, PyBytes>>) -> PyResult<()> {
         let identity = identity.map(|identity| identity.as_bytes().to_vec());
         self.shared.change(py, |pager| pager.reset(identity))
     }
 
-    /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks those were, 0 if the path
-    /// is not indexed. Sequences whose path it was go on, but publish nothing more. `ValueError` unless `tokens` are a whole number of blocks, at
-    /// least one. Cost: what is dropped.
+    /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks
+    /// those were, 0 if the path is not indexed. Sequences whose path it was go on, but publish nothing more.
+    /// ValueError unless `tokens` are a whole number of blocks, at least one. Cost: what is dropped.
     #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
     fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
         let tokens = Tokens::from_any(tokens)?;
@@ -290,9 +288,6 @@ impl PyPager {
         self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
     }
 
-    /// `stats()`
-    /// --
-    ///
     /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -323,16 +318,14 @@ impl PyPager {
         CLASS.import(py, "kvpager.types", "Stats")?.call((), Some(&fields))
     }
 
-    /// `check()`
-    /// --
-    ///
-    /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests: it is slow.
+    /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests:
+    /// it is slow.
     fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.shared.read(py, |pager| Ok(check::check(pager)))
     }
 
-    /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies and statistics.
-    /// Independent of the seed: two pagers that got the same calls draw the same.
+    /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies
+    /// and statistics. Independent of the seed: two pagers that got the same calls draw the same.
     #[pyo3(signature = (full=false))]
     fn dump(&self, py: Python<'_>, full: bool) -> PyResult<String> {
         self.shared.read(py, |pager| Ok(dump::dump(pager, full)))

@@ -11,8 +11,9 @@ use pyo3::types::PyDict;
 
 use crate::errors;
 
-/// Drives a pager with a trace whose prompts are chains of block ids. `kvpager.replay` builds the columns: `ids` int32 (all chains, without
-/// their private blocks), `offsets` int64 [n + 1], `prompt_blocks` int32 [n], `arrivals_s` and `service_s` float64 [n] or both None.
+/// Drives a pager with a trace whose prompts are chains of block ids. `kvpager.replay` builds the columns: `ids`
+/// int32 (all chains, without their private blocks), `offsets` int64 [n + 1], `prompt_blocks` int32 [n], `arrivals_s`
+/// and `service_s` float64 [n] or both None.
 #[pyclass(frozen, name = "Replay", module = "kvpager._core")]
 pub struct PyReplay {
     replay: Mutex<Replay>,
@@ -67,14 +68,16 @@ impl PyReplay {
         Ok(Self { replay: Mutex::new(Replay::new(trace, num_blocks, policy).map_err(to_python)?) })
     }
 
-    /// Serve up to `num_requests` more; returns how many have been served in all. `NeverFits` for a request larger than the pool.
+    /// Serve up to `num_requests` more; returns how many have been served in all. NeverFits for a request larger
+    /// than the pool.
     fn advance(&self, py: Python<'_>, num_requests: usize) -> PyResult<usize> {
         py.detach(|| self.replay.lock().ok().map(|mut replay| replay.advance(num_requests)))
             .ok_or_else(|| errors::poisoned(py))?
             .map_err(|error| errors::to_python(py, error))
     }
 
-    /// What has been counted so far: requests, `prompt_blocks`, `hit_blocks`, `evicted_blocks`, `cached_blocks`, `active_blocks_max`.
+    /// What has been counted so far: requests, `prompt_blocks`, `hit_blocks`, `evicted_blocks`, `cached_blocks`,
+    /// `active_blocks_max`.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let totals =
             py.detach(|| self.replay.lock().ok().map(|replay| replay.totals())).ok_or_else(|| errors::poisoned(py))?;

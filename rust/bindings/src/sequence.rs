@@ -17,8 +17,9 @@ use crate::tokens::{Tokens, token};
 
 /// One running request: its tokens, its block table, and how much of it is computed.
 ///
-/// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it (or use it in a
-/// `with` statement): a handle that the garbage collector takes is released at the next call and reported as a ResourceWarning.
+/// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it
+/// (or use it in a `with` statement): a handle that the garbage collector takes is released at the next call and
+/// reported as a ResourceWarning.
 #[pyclass(frozen, name = "Sequence", module = "kvpager")]
 pub struct PySequence {
     shared: Arc<Shared>,
@@ -153,9 +154,9 @@ impl PySequence {
         Ok(PyArray1::from_iter(py, tokens.into_iter().map(u32::cast_signed)))
     }
 
-    /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is replaced first (see
-    /// `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block is needed and there is none; nothing was
-    /// changed then.
+    /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is
+    /// replaced first (see `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block
+    /// is needed and there is none; nothing was changed then.
     fn append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<i64> {
         let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| pager.append(self.handle, token))
@@ -186,9 +187,10 @@ impl PySequence {
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
 
-    /// Slots of positions start..stop-1, int64 [stop - start], made writable: for the prefill of `slots(seq.num_committed, len(seq))` or of a
-    /// chunk of it. ValueError unless `num_committed <= start <= stop <= len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks
-    /// cannot be replaced; nothing was changed then.
+    /// Slots of positions start..stop-1, int64 [stop - start], made writable: for the prefill of
+    /// `slots(seq.num_committed, len(seq))` or of a chunk of it. ValueError unless `num_committed <= start <= stop <=
+    /// len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks cannot be replaced; nothing
+    /// was changed then.
     fn slots<'py>(&self, py: Python<'py>, start: Given<'py>, stop: Given<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let start = self.checked(py, "slots", start.position("start", 0))?;
         let stop = self.checked(py, "slots", stop.position("stop", 0))?;
@@ -209,16 +211,18 @@ impl PySequence {
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
 
-    /// Say that the KV of all positions below `end` (default: all) is written: call it after the kernel. Full blocks become findable by other
-    /// prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. ValueError past `len(seq)`.
+    /// Say that the KV of all positions below `end` (default: all) is written: call it after the kernel. Full blocks
+    /// become findable by other prompts, and never change again. Monotone: an `end` below `num_committed` does
+    /// nothing. ValueError past `len(seq)`.
     #[pyo3(signature = (end=None))]
     fn commit(&self, py: Python<'_>, end: Option<Given<'_>>) -> PyResult<()> {
         let end = self.checked(py, "commit", end.map(|end| end.position("end", 0)).transpose())?;
         self.shared.change(py, |pager| pager.commit(self.handle, end))
     }
 
-    /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block replaces it. Returns a
-    /// list of Sequences. ValueError unless 1 <= n <= 65,536. Cost: the table's length for each child.
+    /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block
+    /// replaces it. Returns a list of Sequences. ValueError unless 1 <= n <= 65,536. Cost: the table's length for
+    /// each child.
     #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
     fn fork(&self, py: Python<'_>, n: Given<'_>) -> PyResult<Vec<Self>> {
         let n = self.checked(py, "fork", n.position("n", 1))?;
@@ -226,20 +230,22 @@ impl PySequence {
         Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
     }
 
-    /// Keep the first `num_tokens` tokens (rejected drafts). ValueError unless 1 <= `num_tokens` <= len(seq). A published block that the cut goes through
-    /// stays in the table, shared and partial: the next write copies it.
+    /// Keep the first `num_tokens` tokens (rejected drafts). ValueError unless 1 <= `num_tokens` <= len(seq). A
+    /// published block that the cut goes through stays in the table, shared and partial: the next write copies it.
     fn truncate(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<()> {
         let len = self.checked(py, "truncate", num_tokens.position("num_tokens", 0))?;
         self.shared.change(py, |pager| pager.truncate(self.handle, len))
     }
 
-    /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them again.
+    /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them
+    /// again.
     fn preempt(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |pager| pager.preempt(self.handle))
     }
 
-    /// Admit a preempted sequence again, all or nothing; returns the sequence. What was committed and is not cached any more is to be computed again
-    /// (from `num_cached` on), and is counted. Raises OutOfBlocks, and StaleHandle unless it is preempted.
+    /// Admit a preempted sequence again, all or nothing; returns the sequence. What was committed and is not cached
+    /// any more is to be computed again (from `num_cached` on), and is counted. Raises OutOfBlocks, and StaleHandle
+    /// unless it is preempted.
     fn resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         slf.shared.change(py, |pager| pager.resume(slf.handle))?;
         Ok(slf.into())
@@ -251,8 +257,8 @@ impl PySequence {
         Ok(resumed.map(|()| slf.into()))
     }
 
-    /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does nothing and is counted.
-    /// reason: "finished" or "aborted".
+    /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does
+    /// nothing and is counted. reason: "finished" or "aborted".
     #[pyo3(signature = (reason="finished"))]
     fn release(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let departure = match reason {

@@ -1,10 +1,13 @@
 //! One lock around one pager, shared by the Python pager and its sequences.
 //!
-//! - `try_lock` while attached to the interpreter costs a few nanoseconds; only if another thread has the lock does this one detach to wait
-//!   (L9: else a thread that waits for the interpreter while it holds the lock would never get it).
-//! - A destructor takes no lock. It queues its handle; the next call that changes anything releases the queued ones first.
+//! - `try_lock` while attached to the interpreter costs a few nanoseconds; only if another thread has the lock does
+//!   this one detach to wait (L9: else a thread that waits for the interpreter while it holds the lock would never
+//!   get it).
+//! - A destructor takes no lock. It queues its handle; the next call that changes anything releases the queued ones
+//!   first.
 //! - A panic in the core is caught here, poisons the lock, and every later call says so.
-//! - A child of `os.fork()` has a copy of a lock that nobody may ever open: its use is refused before the lock is touched.
+//! - A child of `os.fork()` has a copy of a lock that nobody may ever open: its use is refused before the lock is
+//!   touched.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

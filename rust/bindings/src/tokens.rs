@@ -1,5 +1,5 @@
-//! Tokens as callers have them: lists, tuples, buffers of any integer type. What is not an int32 or uint32 in one piece is converted, and
-//! checked, before the pager's lock is taken.
+//! Tokens as callers have them: lists, tuples, buffers of any integer type. What is not an int32 or uint32 in one
+//! piece is converted, and checked, before the pager's lock is taken.
 
 use kvpager_core::Error;
 use kvpager_core::ids::{TOKEN_END, Token};
@@ -25,8 +25,8 @@ impl Tokens {
     /// The tokens that an argument holds.
     pub fn from_any(tokens: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(list) = tokens.cast::<PyList>() {
-            // A tuple cannot change while an odd item's `__index__` runs, and lends its items without counting references: 2 ns a
-            // token less than reading the list itself.
+            // A tuple cannot change while an odd item's `__index__` runs, and lends its items without counting
+            // references: 2 ns a token less than reading the list itself.
             return from_tuple(&list.to_tuple());
         }
         if let Ok(tuple) = tokens.cast::<PyTuple>() {

@@ -1,7 +1,8 @@
 //! The block pool: the state of each block, and the stack of free ones.
 //!
-//! A byte of state and a stack word per block, so that a pool of cached blocks stays within its memory budget, and the states of 100,000
-//! blocks within a core's own cache: most of what a cold admission does is one write here for each block.
+//! A byte of state and a stack word per block, so that a pool of cached blocks stays within its memory budget, and
+//! the states of 100,000 blocks within a core's own cache: most of what a cold admission does is one write here for
+//! each block.
 //!
 //! ```text
 //! 0          never handed out: free, below everything on the stack
@@ -11,9 +12,10 @@
 //! 255        free, on the stack
 //! ```
 //!
-//! At construction the lowest id is on top of the stack. Nothing is written for that: ids from `fresh` on have never been handed out and lie
-//! below the stack in ascending order, so a pool of any size is built in no time. (Tried before: the stack as a list threaded through 4-byte
-//! states. As small, but each pop waits for the one before it, 4 ns a block and half of a cold admission.)
+//! At construction the lowest id is on top of the stack. Nothing is written for that: ids from `fresh` on have never
+//! been handed out and lie below the stack in ascending order, so a pool of any size is built in no time. (Tried
+//! before: the stack as a list threaded through 4-byte states. As small, but each pop waits for the one before it, 4
+//! ns a block and half of a cold admission.)
 
 use std::collections::BTreeMap;
 
@@ -142,8 +144,8 @@ impl Blocks {
         }
     }
 
-    /// The leading blocks that have one holder each are in the index from now on; answers how many those are. One pass: at 128k tokens
-    /// a second one costs as much as a third of copying the tokens.
+    /// The leading blocks that have one holder each are in the index from now on; answers how many those are. One
+    /// pass: at 128k tokens a second one costs as much as a third of copying the tokens.
     pub fn index_sole(&mut self, blocks: &[BlockId]) -> usize {
         for (nth, &block) in blocks.iter().enumerate() {
             let state = &mut self.states[block as usize];

@@ -1,7 +1,8 @@
-//! Content tokens: values of 2^30 and above that stand for an image, a sound, a document, a few bits of its digest each.
+//! Content tokens: values of 2^30 and above that stand for an image, a sound, a document, a few bits of its digest
+//! each.
 //!
-//! A run of them means something only as a whole: two images may agree in their first few tokens. So no hit ends inside a run, and a run is
-//! published whole or not at all (`docs/design/rules.md` 9).
+//! A run of them means something only as a whole: two images may agree in their first few tokens. So no hit ends
+//! inside a run, and a run is published whole or not at all (`docs/design/rules.md` 9).
 
 use crate::ids::{CONTENT_START, Token};
 

@@ -1,7 +1,8 @@
 //! The queue of block copies that single calls asked for (copy-on-write), until the caller takes it.
 //!
-//! A copy holds its source; its target needs no hold, and when the target is freed the copy is withdrawn. The queue is usually empty, so
-//! ordered maps serve: their cost is O(log n) in queued copies and independent of hash order (I11).
+//! A copy holds its source; its target needs no hold, and when the target is freed the copy is withdrawn. The queue
+//! is usually empty, so ordered maps serve: their cost is O(log n) in queued copies and independent of hash order
+//! (I11).
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The drawing: the tree as text, and with `full` all of the pager's state, independent of the seed and of where nodes happen to be split.
-//! `docs/design/rules.md` 12 fixes the form; the pure-Python reference draws the same.
+//! The drawing: the tree as text, and with `full` all of the pager's state, independent of the seed and of where
+//! nodes happen to be split. `docs/design/rules.md` 12 fixes the form; the pure-Python reference draws the same.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

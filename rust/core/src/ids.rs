@@ -1,6 +1,7 @@
 //! Names of things: `u32` indices, each with its own type where mixing two of them could go unnoticed.
 
-/// A block's id: its index in the pool, below 2^31. A plain `u32`, because tables and runs hold millions of them next to tokens.
+/// A block's id: its index in the pool, below 2^31. A plain `u32`, because tables and runs hold millions of them next
+/// to tokens.
 pub type BlockId = u32;
 
 /// A token's value, 0..=2^31-1.
@@ -72,7 +73,8 @@ impl NodeId {
     }
 }
 
-/// What a caller holds of a sequence: its slot, and its serial number, which is never used again and so catches reuse (I10).
+/// What a caller holds of a sequence: its slot, and its serial number, which is never used again and so catches reuse
+/// (I10).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle {
     /// Index in the sequence slab.

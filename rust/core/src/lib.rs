@@ -10,9 +10,10 @@
 //! 6. [`check`] (recounts everything), [`dump`] (draws it), [`replay`] (drives it with a trace)
 //!
 //! # Memory
-//! Per block of the pool: a byte of state, and 4 bytes of free stack once it was in use. Per cached block: its tokens (4 bytes each) and its id (4 bytes), in runs. Per node (a run of up to
-//! 8,192 tokens): 64 bytes, and 32 for eviction. Two hash tables of 4 bytes a block, and the node slabs, are reserved at construction, but the
-//! kernel gives their pages only as they are used.
+//! Per block of the pool: a byte of state, and 4 bytes of free stack once it was in use. Per cached block: its tokens
+//! (4 bytes each) and its id (4 bytes), in runs. Per node (a run of up to 8,192 tokens): 64 bytes, and 32 for
+//! eviction. Two hash tables of 4 bytes a block, and the node slabs, are reserved at construction, but the kernel
+//! gives their pages only as they are used.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Doubly linked lists through slots that belong to somebody else: several lists share one array of links, a slot is in one at a time.
+//! Doubly linked lists through slots that belong to somebody else: several lists share one array of links, a slot is
+//! in one at a time.
 
 use crate::ids::NodeId;
 

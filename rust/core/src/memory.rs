@@ -2,7 +2,8 @@
 
 use crate::error::Result;
 
-/// `len` zero words. The kernel gives the pages only when they are touched, so a table sized for the worst case costs what is used of it.
+/// `len` zero words. The kernel gives the pages only when they are touched, so a table sized for the worst case costs
+/// what is used of it.
 ///
 /// # Errors
 /// `Memory` if the allocator refuses.

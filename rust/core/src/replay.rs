@@ -1,9 +1,11 @@
-//! Drives a pager with a request trace whose prompts are given as chained block ids: equal ids mean equal tokens up to and including the block.
+//! Drives a pager with a request trace whose prompts are given as chained block ids: equal ids mean equal tokens up
+//! to and including the block.
 //!
-//! Each id stands for one token of a pager with `block_size` 1, so the real pager does all the work. A request's chain is its prompt's full
-//! blocks, the blocks of its answer, and one private block that is never shared. The whole chain is taken at admission and can be hit from
-//! then on: a simplification, since a server publishes what it has computed. Requests are served first come, first served; one waits while
-//! there is no room, until enough of the running ones have finished.
+//! Each id stands for one token of a pager with `block_size` 1, so the real pager does all the work. A request's
+//! chain is its prompt's full blocks, the blocks of its answer, and one private block that is never shared. The whole
+//! chain is taken at admission and can be hit from then on: a simplification, since a server publishes what it has
+//! computed. Requests are served first come, first served; one waits while there is no room, until enough of the
+//! running ones have finished.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

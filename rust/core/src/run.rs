@@ -5,9 +5,9 @@
 //!        0                                      capacity * bs                 capacity * (bs + 1)
 //! ```
 //!
-//! Tokens lie together, so that a match is one slice compare. One allocation instead of two halves the cost of a run of one block,
-//! and lets the buffer that `admit` fills become the tree's own when it is committed. `block_size` is passed in: every run of a pager has
-//! the same, and a node stays within one cache line.
+//! Tokens lie together, so that a match is one slice compare. One allocation instead of two halves the cost of a run
+//! of one block, and lets the buffer that `admit` fills become the tree's own when it is committed. `block_size` is
+//! passed in: every run of a pager has the same, and a node stays within one cache line.
 
 use std::ops::Range;
 
@@ -29,7 +29,8 @@ pub const fn run_blocks_max(block_size: usize) -> usize {
 pub struct Run {
     words: Box<[u32]>,
     len: u32,
-    /// Kept beside its definition, `words.len() / (block_size + 1)`: a division for each node of a released path would show.
+    /// Kept beside its definition, `words.len() / (block_size + 1)`: a division for each node of a released path
+    /// would show.
     capacity: u32,
 }
 
@@ -135,7 +136,8 @@ impl Run {
     pub fn common_blocks(&self, tokens: &[Token], block_size: usize) -> usize {
         let limit = self.len().min(tokens.len() / block_size);
         let (ours, theirs) = (&self.words[..limit * block_size], &tokens[..limit * block_size]);
-        // One compare of everything is the usual case and runs at memory speed; only a mismatch is looked for in detail.
+        // One compare of everything is the usual case and runs at memory speed; only a mismatch is looked for in
+        // detail.
         if ours == theirs {
             return limit;
         }

@@ -25,7 +25,8 @@ impl State {
 
 /// One running or preempted sequence.
 ///
-/// Its tokens are split in two: those of `path_blocks` blocks lie in the tree, between `root` and `end`; the rest in `tail`.
+/// Its tokens are split in two: those of `path_blocks` blocks lie in the tree, between `root` and `end`; the rest in
+/// `tail`.
 #[derive(Debug)]
 pub struct Sequence {
     /// Its number.
@@ -44,7 +45,8 @@ pub struct Sequence {
     pub end: NodeId,
     /// Blocks of its path.
     pub path_blocks: usize,
-    /// First table position whose block is not the path's although the path covers it (a duplicate); none: `usize::MAX`.
+    /// First table position whose block is not the path's although the path covers it (a duplicate); none:
+    /// `usize::MAX`.
     pub first_duplicate: usize,
     /// Logical block -> physical block.
     pub table: Vec<BlockId>,

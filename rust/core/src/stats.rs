@@ -32,7 +32,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The counters that a drawing shows, by name: all but the clock, which has a line of its own, and the two that refused calls may change.
+    /// The counters that a drawing shows, by name: all but the clock, which has a line of its own, and the two that
+    /// refused calls may change.
     #[must_use]
     pub const fn named(&self) -> [(&'static str, u64); 10] {
         [

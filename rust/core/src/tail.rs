@@ -1,7 +1,9 @@
-//! The tokens that a sequence has not published: a queue of buffers, each of which can become a run of the tree as it is.
+//! The tokens that a sequence has not published: a queue of buffers, each of which can become a run of the tree as it
+//! is.
 //!
-//! Buffers ("pieces") start at block boundaries of the sequence. All but the last are full runs, so a position is found by division.
-//! `admit` copies the prompt in here once; `commit` moves whole pieces into the tree, which spares the second copy.
+//! Buffers ("pieces") start at block boundaries of the sequence. All but the last are full runs, so a position is
+//! found by division. `admit` copies the prompt in here once; `commit` moves whole pieces into the tree, which spares
+//! the second copy.
 
 use std::collections::VecDeque;
 
@@ -204,8 +206,8 @@ impl Tail {
         }
     }
 
-    /// Takes the first `blocks` blocks out, as a run without ids. They lie in the first piece; where they are nearly all of it the piece
-    /// itself becomes the run, else they are copied. Either has room for growth if it is short.
+    /// Takes the first `blocks` blocks out, as a run without ids. They lie in the first piece; where they are nearly
+    /// all of it the piece itself becomes the run, else they are copied. Either has room for growth if it is short.
     ///
     /// # Errors
     /// `Memory` if the allocator refuses; the tail is unchanged then.
@@ -214,7 +216,8 @@ impl Tail {
         let rest = first - blocks * block_size;
         let growth = GROWTH_BLOCKS.min(run_blocks_max(block_size));
         if self.skip == 0 && rest < block_size && self.pieces[0].capacity() >= growth {
-            // What is left of the piece (less than a block) moves to a new one, unless a full piece leaves nothing behind.
+            // What is left of the piece (less than a block) moves to a new one, unless a full piece leaves nothing
+            // behind.
             let leftover = if rest > 0 || self.pieces.len() == 1 {
                 let area = &self.pieces[0].token_area(block_size)[blocks * block_size..first];
                 Some(Run::with_tokens(area, SMALL_BLOCKS.min(run_blocks_max(block_size)), block_size)?)

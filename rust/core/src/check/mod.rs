@@ -1,5 +1,5 @@
-//! The checker: recounts everything from the ground up and reports each promise that does not hold, by its id (`docs/design` and
-//! DESIGN's I1-I14). It shares no shortcut with the code it checks, and is slow on purpose.
+//! The checker: recounts everything from the ground up and reports each promise that does not hold, by its id
+//! (`docs/design` and DESIGN's I1-I14). It shares no shortcut with the code it checks, and is slow on purpose.
 
 mod pool;
 mod sequences;

@@ -14,8 +14,8 @@ const B: &[u8] = b"\0b";
 const BLOCK_SIZE: usize = 2;
 const CONTEXT: Context = Context { sequence: None, pinned: false, departure: Departure::Moved };
 
-/// A healthy pager with one of everything: splits, cached leaves and parents, a duplicate, a shared partial block, a queued copy, a sequence
-/// that is preempted, two namespaces.
+/// A healthy pager with one of everything: splits, cached leaves and parents, a duplicate, a shared partial block, a
+/// queued copy, a sequence that is preempted, two namespaces.
 struct Scene {
     pager: Pager,
     /// Runs on the path `1 2 3 4 5 6`, whose first two blocks another path shares.

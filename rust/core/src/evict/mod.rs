@@ -1,10 +1,12 @@
 //! Eviction: queues of idle nodes, and the seam behind which a policy decides who waits in which.
 //!
 //! - A slot per node, at the node's index, holds what eviction knows of it. It is opaque to everybody else.
-//! - Only idle nodes are in a queue. Within one release the deeper node joins first, and a parent becomes idle no earlier than its
-//!   children, so the front of a queue is always a leaf: LRU in O(1), without timestamps and without looking for leaves.
-//! - A policy sees what happens to nodes and to the sequences behind (`Context`), names the queue that an idle node joins, and may demand
-//!   that a queue's coldest blocks move on (`excess`). It never sees the pool, the tree or tokens; nobody else knows which policy runs.
+//! - Only idle nodes are in a queue. Within one release the deeper node joins first, and a parent becomes idle no
+//!   earlier than its children, so the front of a queue is always a leaf: LRU in O(1), without timestamps and without
+//!   looking for leaves.
+//! - A policy sees what happens to nodes and to the sequences behind (`Context`), names the queue that an idle node
+//!   joins, and may demand that a queue's coldest blocks move on (`excess`). It never sees the pool, the tree or
+//!   tokens; nobody else knows which policy runs.
 //! - The *stale* queue holds what `reset` left behind: frames that count as free and are handed out last.
 
 mod lru;
@@ -280,8 +282,8 @@ impl Eviction {
         }
     }
 
-    /// Everything idle becomes stale, in eviction order. O(1): a stale node's slot still names the queue it came from, but nothing holds
-    /// or splits a stale node, so nobody asks.
+    /// Everything idle becomes stale, in eviction order. O(1): a stale node's slot still names the queue it came
+    /// from, but nothing holds or splits a stale node, so nobody asks.
     pub fn retire(&mut self) {
         for queue in &mut self.queues {
             self.stale.list.append(&mut self.slots, &mut queue.list);

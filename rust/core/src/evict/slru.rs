@@ -1,7 +1,7 @@
 //! Segmented LRU: a scan of one-off prompts flushes probation, and leaves alone what has been hit.
 //!
-//! A child is never in protected while its parent is in probation: whoever hits the child hits the parent, and the parent, idle no earlier,
-//! is warmer and so demoted later. So the front of each queue is a leaf here, too.
+//! A child is never in protected while its parent is in probation: whoever hits the child hits the parent, and the
+//! parent, idle no earlier, is warmer and so demoted later. So the front of each queue is a leaf here, too.
 
 use super::{Context, Excess, Policy, Queue, Slot};
 

@@ -1,14 +1,16 @@
 //! The prefix index: a path-compressed radix tree over runs of blocks, one root a namespace.
 //!
-//! - A node is a run of blocks on one edge. Children are found in one table keyed by (parent, keyed hash of the first block's tokens);
-//!   the hash finds a candidate, the tokens decide (I3).
-//! - Pins are counted per node. A node is *held* if it is pinned or has a held child; that goes upward only on the 0 -> 1 and 1 -> 0
-//!   edges, so pinning a hot shared prefix costs O(1).
-//! - `epoch` says whether a node is *live*. `reset` raises the current epoch, which makes every node dead at once; `forget` sets it to 0.
-//!   Dead nodes can never be found. A held one stays until its last holder leaves, an idle one waits in the stale queue for its frames to
-//!   be needed. Dead nodes' sibling links are not kept up, and an idle dead node's parent may be gone: neither is ever followed.
+//! - A node is a run of blocks on one edge. Children are found in one table keyed by (parent, keyed hash of the first
+//!   block's tokens); the hash finds a candidate, the tokens decide (I3).
+//! - Pins are counted per node. A node is *held* if it is pinned or has a held child; that goes upward only on the 0
+//!   -> 1 and 1 -> 0 edges, so pinning a hot shared prefix costs O(1).
+//! - `epoch` says whether a node is *live*. `reset` raises the current epoch, which makes every node dead at once;
+//!   `forget` sets it to 0. Dead nodes can never be found. A held one stays until its last holder leaves, an idle one
+//!   waits in the stale queue for its frames to be needed. Dead nodes' sibling links are not kept up, and an idle
+//!   dead node's parent may be gone: neither is ever followed.
 //!
-//! Numbers at construction: one slot for each block of the pool, so that no node can be refused later and nothing is rehashed (I13).
+//! Numbers at construction: one slot for each block of the pool, so that no node can be refused later and nothing is
+//! rehashed (I13).
 
 mod find;
 mod node;
@@ -195,7 +197,8 @@ impl Index {
         }
     }
 
-    /// Drops up to `count` blocks off a node's tail and hands them to `take`, deepest first. Answers how many those were.
+    /// Drops up to `count` blocks off a node's tail and hands them to `take`, deepest first. Answers how many those
+    /// were.
     pub fn pop_tail(&mut self, id: NodeId, count: usize, mut take: impl FnMut(BlockId)) -> usize {
         let block_size = self.block_size;
         let run = &mut self[id].run;
@@ -211,8 +214,9 @@ impl Index {
         count
     }
 
-    /// Brings what removing this node will read into the cache, while the caller still works on another: leaves that are evicted one after
-    /// the other lie anywhere in memory, and waiting for each of their lines in turn would be most of the cost.
+    /// Brings what removing this node will read into the cache, while the caller still works on another: leaves that
+    /// are evicted one after the other lie anywhere in memory, and waiting for each of their lines in turn would be
+    /// most of the cost.
     pub fn touch(&self, id: NodeId) {
         let node = &self[id];
         let older = node.older.some().map_or(0, |id| self[id].hash);

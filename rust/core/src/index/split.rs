@@ -1,7 +1,7 @@
 //! Splitting a node in two.
 //!
-//! The path `1 2 3 4 5 6` with children A and B is split behind `2`. The *lower* half keeps the id: whoever is pinned to the node or has it
-//! as a parent goes on as before, and only the new upper half has to be introduced.
+//! The path `1 2 3 4 5 6` with children A and B is split behind `2`. The *lower* half keeps the id: whoever is pinned
+//! to the node or has it as a parent goes on as before, and only the new upper half has to be introduced.
 //!
 //! ```text
 //! before               after                    step

@@ -133,7 +133,8 @@ impl Pager {
         Some(self.index.find(root, tokens, (tokens.len() - 1) / self.config.block_size))
     }
 
-    /// Decides whether a request can be admitted. Tokens are checked here only if it cannot: else they are checked as they are copied.
+    /// Decides whether a request can be admitted. Tokens are checked here only if it cannot: else they are checked as
+    /// they are copied.
     fn plan(&self, tokens: &[Token], namespace: &[u8]) -> Result<Admission> {
         check_len(tokens)?;
         let blocks = tokens.len().div_ceil(self.config.block_size);
@@ -168,7 +169,8 @@ impl Pager {
         blocks
     }
 
-    /// Gives the sequence its path, table and tail. Refused by the allocator or for a bad token, it has changed nothing that shows.
+    /// Gives the sequence its path, table and tail. Refused by the allocator or for a bad token, it has changed
+    /// nothing that shows.
     fn carry_out(
         &mut self,
         sequence: &mut Sequence,
@@ -234,7 +236,8 @@ impl Pager {
         }
     }
 
-    /// The live root of a namespace, held for a sequence before anything is evicted: the eviction may take its last block.
+    /// The live root of a namespace, held for a sequence before anything is evicted: the eviction may take its last
+    /// block.
     fn pin_root(&mut self, namespace: &[u8]) -> Result<NodeId> {
         let root = self.index.find_or_make_root(namespace)?;
         self.index.root_mut(root).pins += 1;

@@ -1,4 +1,5 @@
-//! Growth: append, extend, slots. Each makes the positions it gives out writable, by copy-on-write where a block is shared.
+//! Growth: append, extend, slots. Each makes the positions it gives out writable, by copy-on-write where a block is
+//! shared.
 
 use super::Pager;
 use super::admit::check_tokens;
@@ -21,7 +22,8 @@ impl Pager {
             let block_size = pager.config.block_size;
             let last = sequence.table[sequence.table.len() - 1];
             let offset = sequence.len - (sequence.table.len() - 1) * block_size;
-            // The usual decode step: room in a block of the sequence's own. Without a division, since this is called for each token.
+            // The usual decode step: room in a block of the sequence's own. Without a division, since this is called
+            // for each token.
             if offset < block_size && token < TOKEN_END && pager.blocks.is_sole(last) && sequence.len < MAX_LEN {
                 sequence.tail.push(token, block_size)?;
                 sequence.has_content |= token >= CONTENT_START;
@@ -83,7 +85,8 @@ impl Pager {
         })
     }
 
-    /// The copies that calls on single sequences asked for, (source, target) each, in the order of asking. The queue is empty then.
+    /// The copies that calls on single sequences asked for, (source, target) each, in the order of asking. The queue
+    /// is empty then.
     pub fn take_copies(&mut self) -> Vec<(BlockId, BlockId)> {
         let mut taken = Vec::with_capacity(self.copies.len());
         while let Some((source, target)) = self.copies.pop() {

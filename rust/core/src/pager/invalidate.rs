@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::ids::{NodeId, Token};
 
 impl Pager {
-    /// Nothing indexed so far can hit again. Costs the same for every pool: the index starts a new epoch, and what was cached waits, as free
-    /// blocks, until a frame is needed.
+    /// Nothing indexed so far can hit again. Costs the same for every pool: the index starts a new epoch, and what
+    /// was cached waits, as free blocks, until a frame is needed.
     ///
     /// # Errors
     /// `Config` for an identity that is too long.
@@ -22,8 +22,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Drops the last block of an indexed path and all below it from the index; answers how many blocks those were. Cached ones become free;
-    /// held ones stay with their holders.
+    /// Drops the last block of an indexed path and all below it from the index; answers how many blocks those were.
+    /// Cached ones become free; held ones stay with their holders.
     ///
     /// # Errors
     /// `Value` unless `tokens` are a whole number of blocks, at least one; `Token`; `Memory`.
@@ -52,7 +52,8 @@ impl Pager {
         Ok(self.drop_subtree(found.node))
     }
 
-    /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion (I13).
+    /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion
+    /// (I13).
     fn drop_subtree(&mut self, top: NodeId) -> usize {
         let (mut dropped, mut idle) = (0, Vec::new());
         self.index.unlink_sibling(top);

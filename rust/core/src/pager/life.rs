@@ -81,7 +81,8 @@ impl Pager {
         })
     }
 
-    /// The new end lies on the path: the path ends there, and a block that the cut goes through stays in the table, shared and partial.
+    /// The new end lies on the path: the path ends there, and a block that the cut goes through stays in the table,
+    /// shared and partial.
     fn cut_path(&mut self, sequence: &mut Sequence, len: usize) -> Result<()> {
         let block_size = self.config.block_size;
         let (path_blocks, blocks) = (len / block_size, len.div_ceil(block_size));
@@ -109,8 +110,8 @@ impl Pager {
         Ok(())
     }
 
-    /// For a cut that leaves `rest` tokens of the block at `position` of the path: the node that ends with that block, if the table has it
-    /// too (and no duplicate of it), and a tail of these tokens.
+    /// For a cut that leaves `rest` tokens of the block at `position` of the path: the node that ends with that
+    /// block, if the table has it too (and no duplicate of it), and a tail of these tokens.
     fn partial_block(
         &mut self,
         sequence: &Sequence,

@@ -1,7 +1,8 @@
 //! The pager: the only meeting point of pool, index, eviction and copies. It orders the calls below it.
 //!
-//! Every call first decides whether it can succeed (blocks, memory, arguments), then changes state by steps that cannot fail (I7).
-//! The files beside this one hold a kind of call each; this one holds the state and the three things they all do: hold, let go, take.
+//! Every call first decides whether it can succeed (blocks, memory, arguments), then changes state by steps that
+//! cannot fail (I7). The files beside this one hold a kind of call each; this one holds the state and the three
+//! things they all do: hold, let go, take.
 
 mod admit;
 mod grow;
@@ -36,9 +37,9 @@ pub struct Pager {
     pub(crate) evict: Eviction,
     pub(crate) copies: Copies,
     pub(crate) sequences: Slab<Sequence>,
-    /// Indexed blocks that somebody holds beside the paths that lead to them: a table entry below its sequence's path, or a queued
-    /// copy. Such a block is the last of its node's run, and each such hold is one of that node's pins. Rare: forks of what was not yet
-    /// committed, and sequences truncated into a published block.
+    /// Indexed blocks that somebody holds beside the paths that lead to them: a table entry below its sequence's
+    /// path, or a queued copy. Such a block is the last of its node's run, and each such hold is one of that node's
+    /// pins. Rare: forks of what was not yet committed, and sequences truncated into a published block.
     pub(crate) extra_holds: BTreeMap<BlockId, ExtraHold>,
     pub(crate) counters: Counters,
     /// Running sequences, and how many of those only hold a prefix.
@@ -284,8 +285,8 @@ impl Pager {
         Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks })
     }
 
-    /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by eviction (I8). They are
-    /// private, held once.
+    /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by
+    /// eviction (I8). They are private, held once.
     fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
         let wanted = out.len() + count;
         while out.len() < wanted {
@@ -294,7 +295,8 @@ impl Pager {
                 return;
             }
             let before = out.len();
-            // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that moment.
+            // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at
+            // that moment.
             let most = if self.copies.is_empty() { wanted - before } else { 1 };
             let stale = self.evict.stalest();
             let Some(node) = stale.or_else(|| self.evict.victim()) else {

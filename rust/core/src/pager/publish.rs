@@ -6,6 +6,7 @@ use crate::content;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{Handle, NodeId};
+use crate::memory::with_capacity;
 use crate::sequence::Sequence;
 
 impl Pager {
@@ -29,7 +30,8 @@ impl Pager {
         })
     }
 
-    /// Publishes the full committed blocks below the path. Where the allocator refuses, the rest waits for the next commit.
+    /// Publishes the full committed blocks below the path. Where the allocator refuses, the rest waits for the next
+    /// commit.
     fn publish(&mut self, sequence: &mut Sequence) {
         if !self.config.prefix_cache || !self.may_publish(sequence) {
             return;
@@ -58,14 +60,16 @@ impl Pager {
         !sequence.is_silent && self.index.is_live(sequence.end)
     }
 
-    /// How many of the next `limit` blocks may be published so that no run of content tokens is published in part, and none continues below
-    /// blocks of the index that agree with only a part of it.
+    /// How many of the next `limit` blocks may be published so that no run of content tokens is published in part,
+    /// and none continues below blocks of the index that agree with only a part of it.
     fn whole_runs(&self, sequence: &Sequence, limit: usize) -> usize {
         let block_size = self.config.block_size;
         let tail = &sequence.tail;
         let cut = |blocks| content::cut_back(tail.len(), |at| tail.get(at, block_size), blocks, block_size);
         let limit = cut(limit);
-        let indexed = self.indexed_blocks(sequence, limit);
+        let Ok(indexed) = self.indexed_blocks(sequence, limit) else {
+            return 0;
+        };
         let whole = cut(indexed);
         if whole < indexed {
             return whole;
@@ -76,14 +80,15 @@ impl Pager {
     }
 
     /// How many of the next `limit` blocks the index has below the sequence's path.
-    fn indexed_blocks(&self, sequence: &Sequence, limit: usize) -> usize {
+    fn indexed_blocks(&self, sequence: &Sequence, limit: usize) -> Result<usize> {
         let block_size = self.config.block_size;
-        let mut rest = Vec::with_capacity(limit * block_size);
+        let mut rest = with_capacity(limit * block_size)?;
         rest.extend(sequence.tail.slices(block_size).flatten().take(limit * block_size));
-        self.index.walk(sequence.end, &rest, limit).blocks
+        Ok(self.index.walk(sequence.end, &rest, limit).blocks)
     }
 
-    /// The next blocks are indexed already: the child joins the path. Where the table names other blocks, it keeps them: duplicates.
+    /// The next blocks are indexed already: the child joins the path. Where the table names other blocks, it keeps
+    /// them: duplicates.
     fn follow(&mut self, sequence: &mut Sequence, child: NodeId, limit: usize) -> bool {
         let block_size = self.config.block_size;
         let common = sequence.tail.common_blocks(&self.index[child].run, limit, block_size);
