@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "demo:demo",
     "replay": "replay:replay",
     "bench": "bench:bench",
+    "generate": "generate:generate",
 }
 
 
@@ -54,6 +55,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager demo                              what the pager does, measured, in a few seconds
       kvpager replay trace.jsonl --sizes 1%,5%  hit rates of your own requests at several pool sizes
       kvpager bench                             what each call costs on this machine
+      kvpager generate chat -o chat.jsonl       a made-up trace with tokens, for replay and blocksize
 
     Every command explains itself with --help and prints one JSON object with --json.
     """

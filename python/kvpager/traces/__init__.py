@@ -13,5 +13,18 @@ reader that guessed would make a replay count something else than the file says.
 
 from .columns import Ragged, Trace, read_trace
 from .reading import Form, Progress, Request, TraceError, iter_requests
+from .writing import TokenRequest, check_target, write_trace
 
-__all__ = ["Form", "Progress", "Ragged", "Request", "Trace", "TraceError", "iter_requests", "read_trace"]
+__all__ = [
+    "Form",
+    "Progress",
+    "Ragged",
+    "Request",
+    "TokenRequest",
+    "Trace",
+    "TraceError",
+    "check_target",
+    "iter_requests",
+    "read_trace",
+    "write_trace",
+]

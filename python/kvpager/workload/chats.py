@@ -1,4 +1,4 @@
-"""Seeded chats that share system prompts: the same numbers for the same seed, on every machine.
+"""Seeded chats that share system prompts.
 
 The shape, and the distributions (all from one `numpy` PCG64 generator, in this order):
 
@@ -21,6 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
+
+FIRST_TURN_ROOM = 224
+"""What the longest system prompt has to leave of a context, so that the first question and answer have room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,61 @@ class ChatWorkload:
         return sum(len(turn.answer) for chat in self.chats for turn in chat.turns)
 
 
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """A log-normal length: half of them are shorter than the median, and a few are many times as long."""
+
+    median: float
+    sigma: float
+
+    def draw(self, rng: np.random.Generator) -> int:
+        return 1 + int(rng.lognormal(np.log(self.median), self.sigma))
+
+
+class Source:
+    """A generator with what all workloads draw from it: texts, and system prompts by popularity."""
+
+    def __init__(self, seed: int, vocabulary: int, num_system_prompts: int, system_tokens: tuple[int, int]) -> None:
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self._vocabulary = vocabulary
+        shortest, longest = system_tokens
+        self._systems = [self.text(int(self.rng.integers(shortest, longest + 1))) for _ in range(num_system_prompts)]
+        popularity = 1 / np.arange(1, num_system_prompts + 1)
+        self._popularity = popularity / popularity.sum()
+
+    def text(self, length: int) -> Tokens:
+        return self.rng.integers(0, self._vocabulary, length, dtype=np.int32)
+
+    def system_prompt(self) -> Tokens:
+        return self._systems[self.rng.choice(len(self._systems), p=self._popularity)]
+
+    def turns(
+        self,
+        count: int,
+        room: int,
+        *,
+        first: LogNormal,
+        question: LogNormal,
+        answer: LogNormal,
+        think_steps: float,
+    ) -> tuple[Turn, ...]:
+        """Up to `count` turns that take no more than `room` tokens together; at least one."""
+        turns: list[Turn] = []
+        for _ in range(count):
+            asked = (question if turns else first).draw(self.rng)
+            answered = answer.draw(self.rng)
+            waited = int(self.rng.exponential(think_steps))
+            if not turns:
+                # The first turn is cut to fit, so that no chat is empty.
+                asked = min(asked, room // 2)
+                answered = min(answered, room - asked)
+            elif asked + answered > room:
+                break
+            turns.append(Turn(self.text(asked), self.text(answered), waited if turns else 0))
+            room -= asked + answered
+        return tuple(turns)
+
+
 def chat_workload(
     seed: int,
     *,
@@ -76,39 +134,38 @@ def chat_workload(
     num_system_prompts: int = 8,
     max_context: int = 4096,
     vocabulary: int = 32_000,
+    system_tokens: tuple[int, int] = (200, 800),
+    turns_mean: float = 4,
+    question_median: float = 40,
+    answer_median: float = 120,
+    think_steps_mean: float = 60,
 ) -> ChatWorkload:
     """Chats whose requests never exceed `max_context` tokens, answer included."""
     if num_chats < 1 or num_system_prompts < 1 or vocabulary < 1 or not chats_per_step > 0:
         raise ValueError("a workload needs at least one chat, one system prompt, one token value and a rate above 0")
-    if max_context < 1024:
-        raise ValueError(f"max_context {max_context}: at least 1024, a system prompt may take 800 of them")
-    rng = np.random.Generator(np.random.PCG64(seed))
-
-    def text(length: int) -> Tokens:
-        return rng.integers(0, vocabulary, length, dtype=np.int32)
-
-    systems = [text(int(rng.integers(200, 801))) for _ in range(num_system_prompts)]
-    popularity = 1 / np.arange(1, num_system_prompts + 1)
-    popularity /= popularity.sum()
+    check_room(max_context, system_tokens)
+    source = Source(seed, vocabulary, num_system_prompts, system_tokens)
+    question, answer = LogNormal(question_median, 0.8), LogNormal(answer_median, 0.7)
     chats = []
     clock = 0.0
     for _ in range(num_chats):
-        clock += rng.exponential(1 / chats_per_step)
-        system = systems[rng.choice(num_system_prompts, p=popularity)]
-        length = len(system)
-        turns: list[Turn] = []
-        for _ in range(rng.geometric(1 / 4)):
-            question = 1 + int(rng.lognormal(np.log(40), 0.8))
-            answer = 1 + int(rng.lognormal(np.log(120), 0.7))
-            think_steps = int(rng.exponential(60))
-            room = max_context - length
-            if not turns:
-                # The first turn is cut to fit, so that no chat is empty.
-                question = min(question, room // 2)
-                answer = min(answer, room - question)
-            elif question + answer > room:
-                break
-            turns.append(Turn(text(question), text(answer), think_steps if turns else 0))
-            length += question + answer
-        chats.append(Chat(int(clock), system, tuple(turns)))
+        clock += source.rng.exponential(1 / chats_per_step)
+        system = source.system_prompt()
+        turns = source.turns(
+            int(source.rng.geometric(1 / turns_mean)),
+            max_context - len(system),
+            first=question,
+            question=question,
+            answer=answer,
+            think_steps=think_steps_mean,
+        )
+        chats.append(Chat(int(clock), system, turns))
     return ChatWorkload(seed, max_context, num_system_prompts, tuple(chats))
+
+
+def check_room(max_context: int, system_tokens: tuple[int, int], front: int = 0) -> None:
+    """Refuse a context in which the longest system prompt, and what stands before it, leave no room for a turn."""
+    longest = system_tokens[1] + front
+    if max_context < longest + FIRST_TURN_ROOM:
+        least = longest + FIRST_TURN_ROOM
+        raise ValueError(f"max_context {max_context}: at least {least}, a system prompt may take {longest} of them")
