@@ -5,6 +5,7 @@ use kvpager_core::Error;
 use kvpager_core::ids::{TOKEN_END, Token};
 use pyo3::IntoPyObjectExt;
 use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 
@@ -107,8 +108,13 @@ fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Toke
     if value.is_instance_of::<PyBool>() || value.is_instance_of::<PyFloat>() || value.get_type().name()? == "bool" {
         return Err(not_integer());
     }
-    let Ok(index) = value.call_method0("__index__") else {
-        return Err(not_integer());
+    let index = match value.call_method0("__index__") {
+        Ok(index) => index,
+        Err(error) if error.is_instance_of::<PyAttributeError>(py) || error.is_instance_of::<PyTypeError>(py) => {
+            return Err(not_integer());
+        }
+        // What else the caller's code raises is his to see: a KeyboardInterrupt above all.
+        Err(error) => return Err(error),
     };
     if let Some(token) = plain_token(&index) {
         return Ok(token);
