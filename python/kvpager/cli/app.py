@@ -22,6 +22,7 @@ COMMANDS = {
     "replay": "replay:replay",
     "bench": "bench:bench",
     "generate": "generate:generate",
+    "blocksize": "blocksize:blocksize",
 }
 
 
@@ -56,6 +57,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager replay trace.jsonl --sizes 1%,5%  hit rates of your own requests at several pool sizes
       kvpager bench                             what each call costs on this machine
       kvpager generate chat -o chat.jsonl       a made-up trace with tokens, for replay and blocksize
+      kvpager blocksize chat.jsonl              which block size to take, and why
 
     Every command explains itself with --help and prints one JSON object with --json.
     """
