@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": "bench:bench",
     "generate": "generate:generate",
     "blocksize": "blocksize:blocksize",
+    "fragmentation": "fragmentation:fragmentation",
 }
 
 
@@ -58,6 +59,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager bench                             what each call costs on this machine
       kvpager generate chat -o chat.jsonl       a made-up trace with tokens, for replay and blocksize
       kvpager blocksize chat.jsonl              which block size to take, and why
+      kvpager fragmentation --plot slots.png    why pages: the same memory with and without them
 
     Every command explains itself with --help and prints one JSON object with --json.
     """
