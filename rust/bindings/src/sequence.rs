@@ -131,13 +131,10 @@ impl PySequence {
     #[getter]
     fn block_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
         let ids = self.shared.read(py, |pager| {
-            Ok(pager
-                .running(self.handle, "block_ids")?
-                .table
-                .iter()
-                .copied()
-                .map(BlockId::cast_signed)
-                .collect::<Vec<_>>())
+            let table = &pager.running(self.handle, "block_ids")?.table;
+            let mut ids = with_capacity(table.len())?;
+            ids.extend(table.iter().copied().map(BlockId::cast_signed));
+            Ok(ids)
         })?;
         Ok(PyArray1::from_vec(py, ids))
     }

@@ -5,7 +5,7 @@ use kvpager_core::Error;
 use kvpager_core::ids::{TOKEN_END, Token};
 use pyo3::IntoPyObjectExt;
 use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 
@@ -28,7 +28,11 @@ impl Tokens {
         if let Ok(list) = tokens.cast::<PyList>() {
             // A tuple cannot change while an odd item's `__index__` runs, and lends its items without counting
             // references: 2 ns a token less than reading the list itself.
-            return from_tuple(&list.to_tuple());
+            let items = list.as_sequence().to_tuple().map_err(|error| {
+                // Nothing but a lack of memory keeps a list from being copied.
+                if error.is_instance_of::<PyMemoryError>(list.py()) { allocation_error(list.py()) } else { error }
+            })?;
+            return from_tuple(&items);
         }
         if let Ok(tuple) = tokens.cast::<PyTuple>() {
             return from_tuple(tuple);
