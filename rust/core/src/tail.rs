@@ -75,11 +75,18 @@ impl Tail {
             let grown = Run::with_tokens(&last.token_area(block_size)[..used], capacity, block_size)?;
             self.pieces[index] = grown;
         }
+        let pieces = self.pieces.len();
         while self.pieces.len() < pieces_needed {
             let blocks = (needed - self.pieces.len() * full).min(full);
             let capacity = if blocks < GROWTH_BLOCKS { GROWTH_BLOCKS.min(full) } else { blocks };
-            // A piece that stays unused because a later one was refused does no harm: it is room.
-            self.pieces.push_back(Run::with_tokens(&[], capacity, block_size)?);
+            match Run::with_tokens(&[], capacity, block_size) {
+                Ok(piece) => self.pieces.push_back(piece),
+                Err(error) => {
+                    // No piece may stay unused: `take_run` would leave a short one in front of it.
+                    self.pieces.truncate(pieces);
+                    return Err(error);
+                }
+            }
         }
         Ok(())
     }
