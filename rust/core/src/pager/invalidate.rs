@@ -5,6 +5,8 @@ use super::admit::check_tokens;
 use crate::config::check_identity;
 use crate::error::{Error, Result};
 use crate::ids::{NodeId, Token};
+use crate::index::Node;
+use crate::memory::with_capacity;
 
 impl Pager {
     /// Nothing indexed so far can hit again. Costs the same for every pool: the index starts a new epoch, and what
@@ -49,16 +51,20 @@ impl Pager {
             let upper = self.index.split(found.node, found.within - 1)?;
             self.evict.split(found.node, upper);
         }
-        Ok(self.drop_subtree(found.node))
+        self.drop_subtree(found.node)
     }
 
-    /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion
-    /// (I13).
-    fn drop_subtree(&mut self, top: NodeId) -> usize {
-        let (mut dropped, mut idle) = (0, Vec::new());
+    /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion (I13).
+    fn drop_subtree(&mut self, top: NodeId) -> Result<usize> {
+        // The list gets its room before anything changes (I7).
+        let first = self.deepest_first(top);
+        let nodes = std::iter::successors(Some(first), |&node| self.next_in_subtree(node, top));
+        let mut idle = with_capacity(nodes.filter(|&node| !self.index[node].is_held()).count())?;
+
+        let mut dropped = 0;
         self.index.unlink_sibling(top);
-        let mut node = self.deepest_first(top);
-        loop {
+        let mut next = Some(first);
+        while let Some(node) = next {
             let blocks = self.index[node].run.len();
             dropped += blocks;
             self.index.forget(node);
@@ -66,19 +72,22 @@ impl Pager {
                 self.evict.dequeue(node, blocks);
                 idle.push(node);
             }
-            if node == top {
-                break;
-            }
-            node = match self.index[node].younger.some() {
-                Some(younger) => self.deepest_first(younger),
-                None => self.index[node].parent,
-            };
+            next = self.next_in_subtree(node, top);
         }
         // Only now: a withdrawn copy may let go of other nodes of this tree.
         for node in idle {
             self.free_node(node);
         }
-        dropped
+        Ok(dropped)
+    }
+
+    /// The node after this one, children before parents.
+    fn next_in_subtree(&self, node: NodeId, top: NodeId) -> Option<NodeId> {
+        if node == top {
+            return None;
+        }
+        let Node { parent, younger, .. } = self.index[node];
+        Some(younger.some().map_or(parent, |younger| self.deepest_first(younger)))
     }
 
     fn deepest_first(&self, mut node: NodeId) -> NodeId {
