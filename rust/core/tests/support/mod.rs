@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
+pub mod allocator;
 pub mod drawing;
 pub mod history;
 pub mod naive;

@@ -1,0 +1,164 @@
+//! I13, L8: no call's cost grows with the pool, the number of cached blocks, or sequences that it does not touch. No recursion, no scan, no
+//! rehash.
+//!
+//! Times are compared as the least of many, with wide margins: a scan of these trees would be thousands of times slower, not a few.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use kvpager_core::dump::dump;
+use kvpager_core::evict::Departure;
+use kvpager_core::ids::Token;
+use kvpager_core::{Config, Pager, PolicyKind};
+use support::allocator::{Allocator, measure};
+use support::{A, B, cache, config, hit_tokens, pager, start};
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+const DEEP: usize = 100_000;
+const WIDE: usize = 50_000;
+
+/// A stack on which no recursion over 100,000 nodes would end well.
+const SMALL_STACK_BYTES: usize = 128 << 10;
+
+fn on_a_small_stack(test: fn()) {
+    std::thread::Builder::new().stack_size(SMALL_STACK_BYTES).spawn(test).unwrap().join().unwrap();
+}
+
+fn chain(len: usize) -> Vec<Token> {
+    (0..len as Token).map(|nth| nth.wrapping_mul(2_654_435_761) >> 4).collect()
+}
+
+/// A cached chain in which each block is a node of its own: two sequences commit it in step, and a node with two holders does not grow.
+fn deep_tree(blocks: usize, policy: PolicyKind) -> (Pager, Vec<Token>) {
+    let mut pager = Pager::new(Config { policy, ..config(2 * blocks + 2, 1) }).unwrap();
+    let tokens = chain(blocks + 1);
+    let pair = [(); 2].map(|()| pager.admit(&tokens[..1], A, false).unwrap());
+    for &token in &tokens[1..] {
+        for handle in pair {
+            pager.commit(handle, None).unwrap();
+            pager.append(handle, token).unwrap();
+        }
+    }
+    for handle in pair {
+        pager.release(handle, Departure::Finished);
+    }
+    assert_eq!(pager.stats().cached_blocks, blocks);
+    (pager, tokens)
+}
+
+/// Leaves below one parent.
+fn wide_tree(leaves: usize) -> Pager {
+    let mut pager = pager(leaves + 3, 1);
+    for leaf in 0..leaves as Token {
+        cache(&mut pager, &[7, leaf]);
+    }
+    assert_eq!(pager.stats().cached_blocks, leaves + 1);
+    pager
+}
+
+/// The least time of several.
+fn fastest(times: usize, mut work: impl FnMut()) -> Duration {
+    (0..times)
+        .map(|_| {
+            let start = Instant::now();
+            work();
+            start.elapsed()
+        })
+        .min()
+        .unwrap()
+}
+
+#[test]
+fn l8_a_deep_tree_is_evicted_forgotten_reset_and_drawn_without_recursion() {
+    on_a_small_stack(|| {
+        let (mut pager, tokens) = deep_tree(DEEP, PolicyKind::Lru);
+        assert_eq!(dump(&pager, true).lines().filter(|line| line.contains("100000 blocks")).count(), 1);
+
+        // Half of it makes room for another chain, tail first.
+        let other: Vec<Token> = tokens.iter().map(|token| token ^ 1).collect();
+        let handle = pager.admit(&[&other[..], &other[..DEEP / 2]].concat(), A, false).unwrap();
+        assert_eq!(hit_tokens(&pager, &tokens), DEEP - (DEEP / 2 - 1));
+        pager.release(handle, Departure::Aborted);
+
+        assert_eq!(pager.forget(&tokens[..1000], A).unwrap(), DEEP - (DEEP / 2 - 1) - 999);
+        pager.reset(None).unwrap();
+        assert_eq!(pager.stats().free_blocks, 2 * DEEP + 2);
+    });
+}
+
+#[test]
+fn l8_a_deep_tree_is_held_demoted_and_let_go_of_without_recursion() {
+    on_a_small_stack(|| {
+        let (mut pager, tokens) = deep_tree(DEEP, PolicyKind::Slru);
+        let handle = pager.admit(&tokens, A, false).unwrap();
+        let child = pager.fork(handle, 1).unwrap()[0];
+        pager.forget(&tokens[..DEEP / 2], A).unwrap();
+        pager.release(handle, Departure::Finished);
+        pager.preempt(child).unwrap();
+        pager.resume(child).unwrap();
+        pager.release(child, Departure::Finished);
+        assert_eq!(pager.stats().active_blocks, 0);
+    });
+}
+
+#[test]
+fn l8_one_eviction_costs_the_same_among_50_000_leaves_as_among_ten() {
+    on_a_small_stack(|| {
+        let evict_one = |leaves: usize| {
+            let mut pager = wide_tree(leaves);
+            // This one takes the two free blocks, and each of those below the coldest leaf.
+            pager.admit(&[1, 1], B, false).unwrap();
+            let time = fastest(8, || drop(pager.admit(&[1], B, false)));
+            assert_eq!(pager.stats().counters.evicted_blocks, 8);
+            time
+        };
+        let (few, many) = (evict_one(10), evict_one(WIDE));
+        assert!(many < few * 20 + Duration::from_micros(50), "{few:?} among 10 leaves, {many:?} among {WIDE}");
+    });
+}
+
+#[test]
+fn i13_nothing_of_the_pools_size_is_allocated_after_construction() {
+    let mut pager = pager(WIDE + 3, 1);
+    let ((), measured) = measure(|| {
+        for leaf in 0..WIDE as Token {
+            cache(&mut pager, &[leaf, 0]);
+        }
+    });
+    // The free stack, the slabs and the tables never grow. What remains: the buffer of a sequence, of 32 blocks.
+    assert!(measured.largest_bytes <= 512, "{measured:?}");
+}
+
+#[test]
+fn i13_reset_costs_the_same_for_every_pool() {
+    let time = |leaves: usize| {
+        let mut pager = wide_tree(leaves);
+        let (time, measured) = measure(|| fastest(1, || pager.reset(None).unwrap()));
+        assert_eq!(measured.calls, 0);
+        assert_eq!(pager.stats().free_blocks, leaves + 3);
+        time
+    };
+    let (few, many) = (time(10), time(WIDE));
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} for 10 leaves, {many:?} for {WIDE}");
+}
+
+/// A hot prefix is held in O(1), however many hold it and however much is cached.
+#[test]
+fn i13_a_decode_step_costs_the_same_in_a_full_pool() {
+    let time = |leaves: usize| {
+        let mut pager = Pager::new(config(leaves + 600, 1)).unwrap();
+        for leaf in 0..leaves as Token {
+            cache(&mut pager, &[7, leaf]);
+        }
+        let handle = start(&mut pager, &[9, 9]);
+        fastest(500, || {
+            pager.append(handle, 9).unwrap();
+            pager.commit(handle, None).unwrap();
+        })
+    };
+    let (few, many) = (time(10), time(WIDE));
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} beside 10 leaves, {many:?} beside {WIDE}");
+}
