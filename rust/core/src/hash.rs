@@ -60,12 +60,12 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// A table for up to `elements` elements.
+    /// A table of at least `buckets` chains.
     ///
     /// # Errors
     /// `Memory` if the allocator refuses.
-    pub fn new(elements: usize) -> Result<Self> {
-        Ok(Self { heads: zeroed_words(elements.next_power_of_two())? })
+    pub fn new(buckets: usize) -> Result<Self> {
+        Ok(Self { heads: zeroed_words(buckets.next_power_of_two())? })
     }
 
     fn slot(&self, hash: u32) -> usize {

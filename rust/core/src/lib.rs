@@ -11,9 +11,9 @@
 //!
 //! # Memory
 //! Per block of the pool: a byte of state, and 4 bytes of free stack once it was in use. Per cached block: its tokens
-//! (4 bytes each) and its id (4 bytes), in runs. Per node (a run of up to 8,192 tokens): 64 bytes, and 32 for
-//! eviction. Two hash tables of 4 bytes a block, and the node slabs, are reserved at construction, but the kernel
-//! gives their pages only as they are used.
+//! (4 bytes each) and its id (4 bytes), in runs. Per node (a run of up to 8,192 tokens): 64 bytes, and 24 for
+//! eviction. Two hash tables (2 to 5 bytes a block together) and the node slabs are reserved at construction; where
+//! the allocator maps them afresh, the kernel gives their pages only as they are used.
 
 #![forbid(unsafe_code)]
 

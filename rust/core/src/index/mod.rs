@@ -30,6 +30,12 @@ use crate::run::Run;
 /// The epoch of forgotten nodes. The first live epoch is 1.
 const FORGOTTEN: u32 = 0;
 
+/// Mean length of a chain of the children's table if each block were a node of its own. Usual runs are far longer, so
+/// that the usual chain has at most one element, and the table stays small beside what it indexes.
+const NODES_PER_BUCKET: usize = 2;
+/// The same for the roots' table, if each block had a namespace of its own.
+const ROOTS_PER_BUCKET: usize = 16;
+
 /// The tree and its roots.
 #[derive(Debug)]
 pub struct Index {
@@ -69,10 +75,10 @@ impl Index {
         Ok(Self {
             nodes: with_capacity(num_blocks)?,
             free_nodes: NodeId::NONE,
-            buckets: Buckets::new(num_blocks)?,
+            buckets: Buckets::new(num_blocks / NODES_PER_BUCKET)?,
             roots: Vec::new(),
             free_roots: Vec::new(),
-            root_buckets: Buckets::new(num_blocks)?,
+            root_buckets: Buckets::new(num_blocks / ROOTS_PER_BUCKET)?,
             epoch: 1,
             key,
             block_size,
