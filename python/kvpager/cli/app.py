@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": "generate:generate",
     "blocksize": "blocksize:blocksize",
     "fragmentation": "fragmentation:fragmentation",
+    "prefix": "prefix:prefix",
 }
 
 
@@ -60,6 +61,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager generate chat -o chat.jsonl       a made-up trace with tokens, for replay and blocksize
       kvpager blocksize chat.jsonl              which block size to take, and why
       kvpager fragmentation --plot slots.png    why pages: the same memory with and without them
+      kvpager prefix                            what a prefix cache keeps and loses, block by block
 
     Every command explains itself with --help and prints one JSON object with --json.
     """
