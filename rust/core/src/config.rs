@@ -118,3 +118,68 @@ pub fn check_identity(identity: &[u8]) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            num_blocks: 8,
+            block_size: 16,
+            policy: PolicyKind::Lru,
+            watermark: 0.0,
+            identity: Vec::new(),
+            seed: 0,
+            null_block: false,
+            prefix_cache: true,
+        }
+    }
+
+    /// Passes at the limit, and one step beyond it is refused by a message with these words.
+    fn assert_limit(good: &Config, bad: &Config, words: &str) {
+        assert_eq!(good.validate(), Ok(()));
+        match bad.validate() {
+            Err(Error::Config(message)) => assert!(message.contains(words), "{message}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_setting_has_a_limit() {
+        let blocks = |num_blocks, null_block| Config { num_blocks, null_block, block_size: 1, ..config() };
+        assert_limit(&blocks((1 << 31) - 1, false), &blocks(1 << 31, false), "num_blocks is 2147483648");
+        assert_limit(&blocks(1, false), &blocks(0, false), "num_blocks is 0");
+        assert_limit(&blocks(2, true), &blocks(1, true), "num_blocks is 1");
+        let sizes = |block_size| Config { block_size, ..config() };
+        assert_limit(&sizes(1), &sizes(0), "block_size is 0");
+        assert_limit(&sizes(1024), &sizes(1025), "block_size is 1025");
+        let tokens = |num_blocks| Config { num_blocks, block_size: 1024, ..config() };
+        assert_limit(&tokens((1 << 30) - 1), &tokens(1 << 30), "num_blocks * block_size is 1099511627776");
+        let identity = |len| Config { identity: vec![0; len], ..config() };
+        assert_limit(&identity(NAME_BYTES_MAX), &identity(NAME_BYTES_MAX + 1), "identity has 65537 bytes");
+        for watermark in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            let good = Config { watermark: 1.0, ..config() };
+            assert_limit(&good, &Config { watermark, ..config() }, "watermark is");
+        }
+    }
+
+    #[test]
+    fn the_reserve_is_a_share_of_the_usable_blocks_rounded_up() {
+        let reserve =
+            |watermark, null_block| Config { watermark, null_block, num_blocks: 101, ..config() }.reserve_blocks();
+        assert_eq!([reserve(0.0, false), reserve(0.01, false), reserve(1.0, false)], [0, 2, 101]);
+        assert_eq!([reserve(0.01, true), reserve(0.011, true), reserve(1.0, true)], [1, 2, 100]);
+    }
+
+    #[test]
+    fn policies_have_names() {
+        for policy in [PolicyKind::Lru, PolicyKind::Slru] {
+            assert_eq!(PolicyKind::from_name(policy.name()), Ok(policy));
+        }
+        assert_eq!(
+            PolicyKind::from_name("LRU"),
+            Err(Error::Config("policy is \"LRU\"; choose \"lru\" or \"slru\"".to_owned()))
+        );
+    }
+}

@@ -84,3 +84,50 @@ impl Copies {
         self.queue.values().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_come_out_in_the_order_of_asking() {
+        let mut copies = Copies::default();
+        for (source, target) in [(9, 1), (3, 8), (9, 2)] {
+            copies.push(source, target);
+        }
+        assert_eq!(copies.iter().collect::<Vec<_>>(), [(9, 1), (3, 8), (9, 2)]);
+        assert_eq!((copies.len(), copies.readers(9), copies.readers(3), copies.readers(8)), (3, 2, 1, 0));
+        assert_eq!(
+            [copies.pop(), copies.pop(), copies.pop(), copies.pop()],
+            [Some((9, 1)), Some((3, 8)), Some((9, 2)), None]
+        );
+        assert!(copies.is_empty() && copies.readers(9) == 0);
+    }
+
+    #[test]
+    fn a_withdrawn_copy_answers_its_source_once() {
+        let mut copies = Copies::default();
+        copies.push(9, 1);
+        copies.push(9, 2);
+        assert_eq!([copies.withdraw(1), copies.withdraw(1), copies.withdraw(9)], [Some(9), None, None]);
+        assert_eq!((copies.readers(9), copies.origin(1), copies.pop()), (1, 1, Some((9, 2))));
+    }
+
+    #[test]
+    fn a_copy_of_a_pending_target_starts_at_its_source() {
+        let mut copies = Copies::default();
+        copies.push(9, 1);
+        assert_eq!([copies.origin(1), copies.origin(9), copies.origin(5)], [9, 9, 5]);
+    }
+
+    #[test]
+    fn a_target_can_be_one_again() {
+        let mut copies = Copies::default();
+        copies.push(9, 1);
+        copies.pop();
+        copies.push(7, 1);
+        copies.withdraw(1);
+        copies.push(5, 1);
+        assert_eq!((copies.origin(1), copies.len(), copies.readers(7)), (5, 1, 0));
+    }
+}

@@ -85,3 +85,77 @@ impl List {
         *other = Self::EMPTY;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    struct Slots(Vec<Links>);
+
+    impl Linked for Slots {
+        fn links(&mut self, id: NodeId) -> &mut Links {
+            &mut self.0[id.index()]
+        }
+    }
+
+    /// The list's elements, read in both directions.
+    fn elements(list: List, slots: &Slots) -> Vec<u32> {
+        let (mut forth, mut back) = (Vec::new(), VecDeque::new());
+        let mut next = list.front;
+        while let Some(id) = next.some() {
+            forth.push(id.word());
+            next = slots.0[id.index()].warmer;
+        }
+        next = list.back;
+        while let Some(id) = next.some() {
+            back.push_front(id.word());
+            next = slots.0[id.index()].colder;
+        }
+        assert_eq!(back, forth);
+        forth
+    }
+
+    proptest! {
+        /// Three lists over one array of links; a slot is in one at a time.
+        #[test]
+        fn lists_are_as_vectors_are(steps in proptest::collection::vec((0..4_u8, 0..12_u32, 0..3_usize, 0..3_usize), 0..80)) {
+            let mut slots = Slots(vec![Links::NONE; 12]);
+            let mut lists = [List::EMPTY; 3];
+            let mut vectors: [Vec<u32>; 3] = Default::default();
+            for (kind, element, one, other) in steps {
+                let id = NodeId::node(element);
+                let home = vectors.iter().position(|vector| vector.contains(&element));
+                match (kind, home) {
+                    (0, None) => {
+                        lists[one].push_back(&mut slots, id);
+                        vectors[one].push(element);
+                    }
+                    (1, None) if !vectors[one].is_empty() => {
+                        let at = element as usize % vectors[one].len();
+                        lists[one].insert_after(&mut slots, NodeId::node(vectors[one][at]), id);
+                        vectors[one].insert(at + 1, element);
+                    }
+                    (2, Some(home)) => {
+                        lists[home].remove(&mut slots, id);
+                        vectors[home].retain(|&kept| kept != element);
+                    }
+                    (3, _) if one != other => {
+                        let mut moved = std::mem::replace(&mut lists[other], List::EMPTY);
+                        lists[one].append(&mut slots, &mut moved);
+                        lists[other] = moved;
+                        let moved = std::mem::take(&mut vectors[other]);
+                        vectors[one].extend(moved);
+                    }
+                    _ => {}
+                }
+                for (list, vector) in lists.iter().zip(&vectors) {
+                    prop_assert_eq!(&elements(*list, &slots), vector);
+                }
+            }
+        }
+    }
+}

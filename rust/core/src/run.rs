@@ -161,3 +161,93 @@ impl Run {
         self.len = len as u32;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A run of blocks whose tokens and ids follow from their position.
+    fn run(blocks: usize, capacity: usize, block_size: usize) -> Run {
+        let mut run = Run::with_tokens(&[], capacity, block_size).unwrap();
+        for block in 0..blocks {
+            run.push(&tokens(block..block + 1, block_size), 100 + block as BlockId, block_size);
+        }
+        run
+    }
+
+    fn tokens(blocks: Range<usize>, block_size: usize) -> Vec<Token> {
+        (blocks.start * block_size..blocks.end * block_size).map(|at| at as Token).collect()
+    }
+
+    fn ids(blocks: Range<usize>) -> Vec<BlockId> {
+        blocks.map(|block| 100 + block as BlockId).collect()
+    }
+
+    #[test]
+    fn a_run_holds_8192_tokens_and_one_block_at_least() {
+        assert_eq!([1, 16, 1000, 1024].map(run_blocks_max), [8192, 512, 8, 8]);
+        assert_eq!([8192, 8193, 1 << 20].map(run_blocks_max), [1, 1, 1]);
+    }
+
+    #[test]
+    fn tokens_given_at_first_become_blocks_when_they_are_named() {
+        let mut run = Run::with_tokens(&[1, 2, 3, 4, 5], 4, 2).unwrap();
+        assert!(run.is_empty() && run.tokens(2).is_empty());
+        assert_eq!(run.token_area(2), [1, 2, 3, 4, 5, 0, 0, 0]);
+        run.token_area_mut(2)[5] = 6;
+        run.set_blocks(&[7, 8], 2);
+        assert_eq!((run.tokens(2), run.blocks(2)), (&[1, 2, 3, 4][..], &[7, 8][..]));
+        run.push(&[5, 6], 9, 2);
+        assert_eq!((run.tokens(2), run.blocks(2)), (&[1, 2, 3, 4, 5, 6][..], &[7, 8, 9][..]));
+    }
+
+    #[test]
+    fn spare_memory_is_given_back_where_it_is_more_than_a_quarter() {
+        for (len, capacity, kept) in [(8, 10, 10), (8, 11, 8), (1, 1, 1), (1, 2, 1), (100, 125, 125), (100, 126, 100)] {
+            let mut run = run(len, capacity, 3);
+            run.shrink(3);
+            assert_eq!(run.capacity(), kept, "{len} blocks in room for {capacity}");
+            assert_eq!((run.tokens(3), run.blocks(3)), (&tokens(0..len, 3)[..], &ids(0..len)[..]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_copy_has_its_own_blocks_and_room(
+            block_size in 1..9_usize, len in 1..20_usize, spare in 0..5_usize, cut in 0..20_usize, more in 0..5_usize,
+        ) {
+            let (run, cut) = (run(len, len + spare, block_size), cut % len);
+            for part in [0..cut, cut..len] {
+                let copy = run.copy_of(part.clone(), part.len() + more, block_size).unwrap();
+                prop_assert_eq!(copy.capacity(), part.len() + more);
+                prop_assert_eq!(copy.tokens(block_size), tokens(part.clone(), block_size));
+                prop_assert_eq!(copy.blocks(block_size), ids(part));
+            }
+        }
+
+        /// Far from the first mismatch, near it, and behind the end of either: block by block is the definition.
+        #[test]
+        fn common_blocks_are_those_that_agree_one_by_one(
+            block_size in 1..20_usize, len in 0..70_usize, given in 0..1500_usize, changed in proptest::option::of(0..1500_usize),
+        ) {
+            let run = run(len, len + 3, block_size);
+            let mut list = tokens(0..given.div_ceil(block_size), block_size);
+            list.truncate(given);
+            if let Some(token) = changed.and_then(|at| list.get_mut(at)) {
+                *token ^= 1;
+            }
+            let common = list.chunks_exact(block_size).zip(run.tokens(block_size).chunks_exact(block_size));
+            prop_assert_eq!(run.common_blocks(&list, block_size), common.take_while(|(a, b)| a == b).count());
+        }
+
+        #[test]
+        fn what_is_cut_off_is_gone(block_size in 1..9_usize, len in 1..20_usize, keep in 0..20_usize) {
+            let (mut run, keep) = (run(len, len, block_size), keep % (len + 1));
+            run.truncate(keep);
+            prop_assert_eq!(run.len(), keep);
+            prop_assert_eq!((run.tokens(block_size), run.blocks(block_size)), (&tokens(0..keep, block_size)[..], &ids(0..keep)[..]));
+        }
+    }
+}

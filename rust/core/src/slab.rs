@@ -81,3 +81,59 @@ impl<T> Slab<T> {
         self.slots.iter().filter_map(|(_, element)| element.as_deref())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn insert(slab: &mut Slab<&'static str>, element: &'static str) -> Handle {
+        slab.reserve(1).unwrap();
+        slab.insert(Box::new(element))
+    }
+
+    #[test]
+    fn a_slot_is_used_again_and_a_serial_never() {
+        let mut slab = Slab::default();
+        let (a, b) = (insert(&mut slab, "a"), insert(&mut slab, "b"));
+        assert_eq!(slab.take(a).as_deref(), Some(&"a"));
+        slab.retire(a);
+        let c = insert(&mut slab, "c");
+        assert_eq!((c.slot, c.serial, slab.next_serial()), (a.slot, 2, 3));
+        assert_eq!([slab.get(a), slab.get(b), slab.get(c)], [None, Some(&"b"), Some(&"c")]);
+        assert!(slab.take(a).is_none(), "I10: a stale handle reaches nobody");
+        assert_eq!(slab.iter().copied().collect::<Vec<_>>(), ["c", "b"]);
+    }
+
+    #[test]
+    fn an_element_that_is_out_cannot_be_had_twice() {
+        let mut slab = Slab::default();
+        let a = insert(&mut slab, "a");
+        let element = slab.take(a).unwrap();
+        assert!(slab.get(a).is_none() && slab.take(a).is_none() && slab.iter().next().is_none());
+        slab.put_back(a, element);
+        assert_eq!(slab.get(a), Some(&"a"));
+    }
+
+    #[test]
+    fn a_handle_from_elsewhere_reaches_nobody() {
+        let mut slab = Slab::default();
+        let a = insert(&mut slab, "a");
+        for handle in [Handle { slot: 1, ..a }, Handle { serial: 1, ..a }, Handle { slot: u32::MAX, serial: u64::MAX }]
+        {
+            assert!(slab.get(handle).is_none() && slab.take(handle).is_none());
+        }
+    }
+
+    #[test]
+    fn room_for_an_element_is_room_for_its_retirement() {
+        let mut slab = Slab::default();
+        slab.reserve(100).unwrap();
+        let capacity = (slab.slots.capacity(), slab.free.capacity());
+        let handles: Vec<Handle> = (0..100).map(|_| slab.insert(Box::new("x"))).collect();
+        for handle in handles {
+            slab.take(handle);
+            slab.retire(handle);
+        }
+        assert_eq!((slab.slots.capacity(), slab.free.capacity()), capacity);
+    }
+}

@@ -257,3 +257,6 @@ impl Tail {
 pub fn union_of_bits(tokens: &[Token]) -> Token {
     tokens.iter().fold(0, |bits, token| bits | token)
 }
+
+#[cfg(test)]
+mod tests;
