@@ -84,3 +84,49 @@ impl Buckets {
         self.heads[slot] = !id.word();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_what_is_hashed_counts() {
+        let (key, node, root) = (Key::from_seed(7), NodeId::node(3), NodeId::root(3));
+        let hash = key.hash_tokens(node, &[1, 2]);
+        let others = [
+            key.hash_tokens(root, &[1, 2]),
+            key.hash_tokens(NodeId::node(4), &[1, 2]),
+            key.hash_tokens(node, &[2, 1]),
+            key.hash_tokens(node, &[1, 2, 0]),
+            Key::from_seed(8).hash_tokens(node, &[1, 2]),
+        ];
+        assert!(!others.contains(&hash), "{others:?}");
+        assert_eq!(Key::from_seed(7).hash_tokens(node, &[1, 2]), hash);
+        assert_ne!(key.hash_bytes(b"a"), key.hash_bytes(b"b"));
+    }
+
+    #[test]
+    fn a_weak_key_keeps_few_bits() {
+        for (bits, end) in [(0, 1), (1, 2), (3, 8)] {
+            let key = Key::weak(1, bits);
+            let hashes: std::collections::BTreeSet<u32> =
+                (0..200).map(|token| key.hash_tokens(NodeId::root(0), &[token])).collect();
+            assert_eq!(hashes, (0..end).collect());
+        }
+    }
+
+    #[test]
+    fn a_table_of_zeroes_is_a_table_of_empty_chains() {
+        let mut buckets = Buckets::new(5).unwrap();
+        assert!((0..100).all(|hash| buckets.first(hash).is_none()));
+        buckets.set_first(3, NodeId::node(0));
+        buckets.set_first(4, NodeId::root(0));
+        assert_eq!(
+            [3, 3 + 8, 4, 5].map(|hash| buckets.first(hash).some()),
+            [Some(NodeId::node(0)), Some(NodeId::node(0)), Some(NodeId::root(0)), None]
+        );
+        buckets.set_first(11, NodeId::NONE);
+        assert!(buckets.first(3).is_none());
+        assert!(Buckets::new(0).unwrap().first(u32::MAX).is_none());
+    }
+}

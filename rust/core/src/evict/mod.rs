@@ -346,3 +346,6 @@ impl Eviction {
         self.slots.0[id.index()].links.warmer = warmer;
     }
 }
+
+#[cfg(test)]
+mod tests;

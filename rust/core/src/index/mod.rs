@@ -341,3 +341,6 @@ impl Index {
             .map(|(index, node)| (NodeId::node(index as u32), node))
     }
 }
+
+#[cfg(test)]
+mod tests;
