@@ -1,0 +1,39 @@
+"""Draw the pictures of the documentation: `python docs/plots.py [FOLDER]`, into docs/img unless told otherwise.
+
+Each is what a command draws with `--plot`, with fewer colours, so that it is small enough for the repository.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from kvpager.cli import main
+
+PICTURES = {
+    "fragmentation.png": ["fragmentation"],
+    "prefix.png": ["prefix"],
+}
+COLOURS = 32
+
+
+def draw(folder: Path) -> None:
+    for name, command in PICTURES.items():
+        path = folder / name
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = main([*command, "--plot", str(path)])
+        if status:
+            raise SystemExit(status)
+        with Image.open(path) as picture:
+            # Without dithering: it would roughen every area of one colour.
+            reduced = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        reduced.save(path, optimize=True)
+        sys.stdout.write(f"{path}: {path.stat().st_size:,} bytes\n")
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "img")
