@@ -78,7 +78,7 @@ def test_commands_print_what_the_page_shows(line: int, body: str, tmp_path: Path
 @pytest.mark.filterwarnings("ignore:sequence .* was dropped:ResourceWarning")
 def test_python_answers_what_the_page_shows(line: int, body: str) -> None:
     test = doctest.DocTestParser().get_doctest(body, {}, f"line {line}", str(PAGE), line)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    runner = doctest.DocTestRunner(verbose=False)
     with warnings.catch_warnings():
         # Requests that a reader would go on with are dropped at the end of a block.
         warnings.simplefilter("ignore", ResourceWarning)
