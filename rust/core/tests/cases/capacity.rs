@@ -144,6 +144,26 @@ fn l10_a_reset_drops_what_is_cached_and_lets_live_sequences_go_on() {
 }
 
 #[test]
+fn l10_a_sequence_whose_path_was_forgotten_publishes_again_once_it_is_resumed() {
+    let mut pager = pager(16, 4);
+    let handle = start(&mut pager, &prompt(1, 13));
+    assert_eq!(pager.forget(&prompt(1, 8), A).unwrap(), 2);
+    // Cut back above what was forgotten, it stays silent, and so does its fork.
+    pager.truncate(handle, 4).unwrap();
+    let child = pager.fork(handle, 1).unwrap()[0];
+    for handle in [handle, child] {
+        pager.extend(handle, &prompt(1, 13)[4..]).unwrap();
+        pager.commit(handle, None).unwrap();
+        assert_eq!(hit_tokens(&pager, &prompt(1, 13)), 4);
+    }
+    pager.preempt(handle).unwrap();
+    pager.resume(handle).unwrap();
+    pager.commit(handle, None).unwrap();
+    assert_eq!(hit_tokens(&pager, &prompt(1, 13)), 12);
+    assert_sound(&pager);
+}
+
+#[test]
 fn l10_frames_of_before_a_reset_are_handed_out_last() {
     let mut pager = pager(8, 4);
     cache(&mut pager, &prompt(1, 16));
