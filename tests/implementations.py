@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 import kvpager
 import kvpager.reference
-import pytest
 
 IMPLEMENTATIONS: dict[str, Any] = {"reference": kvpager.reference.Pager, "core": kvpager.Pager}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tracemalloc
 
-import kvpager
 import numpy as np
 import pytest
 from implementations import (
@@ -20,6 +19,8 @@ from implementations import (
     nothing_changes,
     refuses,
 )
+
+import kvpager
 
 pytestmark = each_implementation
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import doctest
 import hashlib
 
-import kvpager
-import kvpager.content
 import numpy as np
 import pytest
+
+import kvpager
+import kvpager.content
 
 
 def test_the_vectors_of_the_docstring():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 
-import kvpager
 import pytest
+
+import kvpager
 
 EVERY = [
     (kvpager.OutOfBlocks(5, 2, 1, 12), {"needed": 5, "free": 2, "evictable": 1, "total": 12, "rows": ()}, RuntimeError),

@@ -12,11 +12,12 @@ import random
 from typing import Any
 
 import hypothesis.strategies as st
-import kvpager
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from twins import FORMS, Pair, Twins
+
+import kvpager
 
 NAMESPACES = [b"", b"x", (), (("a", b"x"),), (("a", b""), ("b", b"x"))]
 FIRST_CONTENT_TOKEN = 2**30

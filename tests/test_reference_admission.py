@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import kvpager
 import pytest
 from implementations import admit_committed, cache, each_implementation, free_ids, ids, line, nothing_changes, refuses
+
+import kvpager
 
 pytestmark = each_implementation
 

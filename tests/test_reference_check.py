@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import kvpager.reference
 import pytest
 from implementations import admit_committed, cache
+
+import kvpager.reference
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:sequence \d+ was dropped:ResourceWarning")
 

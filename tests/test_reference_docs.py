@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import doctest
 
+import pytest
+
 import kvpager
 import kvpager.reference
-import pytest
 
 
 @pytest.mark.parametrize("module", [kvpager, kvpager.reference], ids=["kvpager", "reference"])

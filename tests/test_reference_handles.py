@@ -6,10 +6,11 @@ import copy
 import gc
 import pickle
 
-import kvpager
 import numpy as np
 import pytest
 from implementations import admit_committed, each_implementation, free_ids, line, nothing_changes, refuses
+
+import kvpager
 
 pytestmark = each_implementation
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import array
 import ctypes
 
-import kvpager
 import numpy as np
 import pytest
 from implementations import admit_committed, cache, each_implementation, line, nothing_changes, refuses
+
+import kvpager
 
 pytestmark = each_implementation
 

@@ -44,9 +44,7 @@ def traces_folder() -> Path:
 def trace_file(name: str) -> Path:
     path = traces_folder() / name
     if not path.is_file():
-        pytest.skip(
-            f"{name} is not in {traces_folder()}; KVPAGER_TRACES names the folder of the public traces"
-        )
+        pytest.skip(f"{name} is not in {traces_folder()}; KVPAGER_TRACES names the folder of the public traces")
     return path
 
 
@@ -261,9 +259,7 @@ def test_rows(tmp_path: Path) -> None:
 def test_replay_refuses_before_anything_runs(tmp_path: Path) -> None:
     trace = id_trace(tmp_path / "t", [[0], [1, 2, 3], [4]])
     sizes = [PoolSize.parse("5"), PoolSize.parse("60%")]
-    with pytest.raises(
-        TraceError, match="line 2: this request needs 4 blocks and would never fit in a pool of 3"
-    ):
+    with pytest.raises(TraceError, match="line 2: this request needs 4 blocks and would never fit in a pool of 3"):
         next(replay(trace, sizes=sizes))
     with pytest.raises(ValueError, match="policy 'fifo': expected one of lru, slru"):
         next(replay(trace, policies=["fifo"], sizes=sizes))

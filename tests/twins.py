@@ -13,9 +13,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
+
 import kvpager
 import kvpager.reference
-import numpy as np
 
 Outcome: TypeAlias = tuple[Any, ...]
 

@@ -26,6 +26,10 @@ _SHOWN = (
 )
 
 
+# Deeper levels are numbered instead of indented, or the text would grow with the square of the depth.
+LEVELS_DRAWN = 32
+
+
 def dump(pool: Pool, records: dict[int, Record], next_id: int, full: bool) -> str:
     """See ``docs/design/rules.md``, section 12."""
     free, cached = len(pool.free), len(pool.policy)
@@ -67,9 +71,9 @@ def _with_above(pool: Pool, blocks: set[int]) -> set[int]:
 
 def _tree(root: Root, holders: Counter[int]) -> list[str]:
     lines = []
-    pending = [("", node, last) for node, last in _siblings(root)]
+    pending = [("", 0, node, last) for node, last in _siblings(root)]
     while pending:
-        indent, node, last = pending.pop()
+        indent, level, node, last = pending.pop()
         segment = [node]
         while len(node.children) == 1:
             (child,) = node.children.values()
@@ -77,9 +81,10 @@ def _tree(root: Root, holders: Counter[int]) -> list[str]:
                 break
             segment.append(child)
             node = child
-        lines.append(f"{indent}{'└─ ' if last else '├─ '}{_segment(segment, holders)}")
-        indent += "   " if last else "│  "
-        pending += [(indent, child, last) for child, last in _siblings(node)]
+        start = indent if level < LEVELS_DRAWN else f"{level}: "
+        lines.append(f"{start}{'└─ ' if last else '├─ '}{_segment(segment, holders)}")
+        indent = indent + ("   " if last else "│  ") if level + 1 < LEVELS_DRAWN else ""
+        pending += [(indent, level + 1, child, last) for child, last in _siblings(node)]
     return lines
 
 

@@ -65,6 +65,9 @@ class Sequence:
 
     # What a live handle answers.
 
+    def __bool__(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self._live("len").tokens)
 
@@ -164,8 +167,9 @@ class Sequence:
             raise ValueError(f"commit needs an end of 0..{length} (len), not {end}")
         if end <= record.num_committed:
             return
+        full_before = record.num_committed // self._pager.block_size
         record.num_committed = end
-        if self._pager.prefix_cache:
+        if self._pager.prefix_cache and end // self._pager.block_size > full_before:
             record.publish(self._pager._pool)
 
     # Sharing, cutting, leaving.

@@ -4,7 +4,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use crate::errors::config_error;
+use crate::errors::{config_error, shown};
 
 /// An argument as given, or nothing where a default stands in. (With `Option`, None itself would be taken for the
 /// default.)
@@ -53,8 +53,4 @@ fn integer<'py, T: for<'a> FromPyObject<'a, 'py>>(value: &Bound<'py, PyAny>, nam
         return Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", value.get_type().name()?)));
     }
     Ok(value.call_method0("__index__")?.extract().ok())
-}
-
-fn shown(value: &Bound<'_, PyAny>) -> String {
-    value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string().chars().take(80).collect())
 }

@@ -6,7 +6,7 @@ use kvpager_core::Error;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyModule, PyTuple};
+use pyo3::types::{PyBool, PyFloat, PyInt, PyModule, PyString, PyTuple};
 
 /// An exception of `kvpager.errors`. If even that fails, the failure is the exception.
 fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
@@ -42,6 +42,13 @@ pub fn config_error(py: Python<'_>, message: String) -> PyErr {
     raise(py, "ConfigError", (message,))
 }
 
+/// A value as a message shows it: not all of a long one, and something of one that cannot be shown.
+pub fn shown(value: &Bound<'_, PyAny>) -> String {
+    value
+        .repr()
+        .map_or_else(|_| "a value that has no repr".to_owned(), |repr| repr.to_string().chars().take(80).collect())
+}
+
 /// What is wrong with a token at a position.
 pub fn token_message(position: usize, value: &dyn Display) -> String {
     format!("token at position {position} must be 0..2147483647, not {value}")
@@ -65,14 +72,12 @@ pub fn token_type_error(
     value: Option<&Bound<'_, PyAny>>,
 ) -> PyErr {
     let plain = value.map(|value| {
-        let kind = value.get_type();
         let is_plain = value.is_none()
-            || kind.module().is_ok_and(|module| module == "builtins") && !value.hasattr("__len__").unwrap_or(true);
-        if is_plain || kind.is_subclass_of::<pyo3::types::PyString>().unwrap_or(false) {
-            value.clone()
-        } else {
-            value.repr().map_or_else(|_| py.None().into_bound(py), Bound::into_any)
-        }
+            || value.is_exact_instance_of::<PyBool>()
+            || value.is_exact_instance_of::<PyInt>()
+            || value.is_exact_instance_of::<PyFloat>()
+            || value.is_exact_instance_of::<PyString>();
+        if is_plain { value.clone() } else { PyString::new(py, &shown(value)).into_any() }
     });
     raise(py, "TokenTypeError", (message, position, plain))
 }

@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 /// The compiled part of kvpager. Import `kvpager` instead.
 #[pymodule]
 mod _core {
+    use numpy::{PyArray1, PyArrayMethods};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
@@ -32,7 +33,15 @@ mod _core {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        load_numpy(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    /// Loads what numpy's crate would load at the first array: it panics if a KeyboardInterrupt falls into that.
+    fn load_numpy(py: Python<'_>) -> PyResult<()> {
+        py.import("numpy")?;
+        let _ = PyArray1::<i32>::zeros(py, 1, false).try_readwrite();
+        Ok(())
     }
 
     /// How this extension was built: `version`, `debug` (unoptimised?), `target`, `abi`.

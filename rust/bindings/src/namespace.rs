@@ -24,6 +24,7 @@ pub fn encode(py: Python<'_>, namespace: &Given<'_>) -> PyResult<Vec<u8>> {
                 encoded.push(1);
                 for pair in pairs {
                     encode_pair(&pair, &mut encoded)?;
+                    check_len(py, &encoded)?;
                 }
             } else {
                 let kind = namespace.get_type().name()?;
@@ -33,20 +34,24 @@ pub fn encode(py: Python<'_>, namespace: &Given<'_>) -> PyResult<Vec<u8>> {
             }
         }
     }
-    if encoded.len() > NAME_BYTES_MAX {
-        return Err(config_error(
-            py,
-            format!("namespace must have at most {NAME_BYTES_MAX} bytes encoded, not {}", encoded.len()),
-        ));
-    }
+    check_len(py, &encoded)?;
     Ok(encoded)
+}
+
+fn check_len(py: Python<'_>, encoded: &[u8]) -> PyResult<()> {
+    if encoded.len() <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    let len = encoded.len();
+    Err(config_error(py, format!("namespace must have at most {NAME_BYTES_MAX} bytes encoded, not {len} or more")))
 }
 
 fn encode_pair(pair: &Bound<'_, PyAny>, encoded: &mut Vec<u8>) -> PyResult<()> {
     let Some((kind, value)) = as_pair(pair) else {
         return Err(PyTypeError::new_err(format!("a namespace must hold (str, bytes) pairs, not {}", pair.repr()?)));
     };
-    let kind = kind.to_string();
+    // The text itself: `str()` of a subclass (an Enum, say) could run code and answer anything.
+    let kind = kind.to_str()?;
     let is_word = kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
     if kind.is_empty() || kind.len() > KIND_MAX || !is_word {
         return Err(config_error(

@@ -204,8 +204,8 @@ impl PyPager {
         namespace: Given<'_>,
         pin: bool,
     ) -> PyResult<PySequence> {
-        let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, &namespace)?;
+        let tokens = Tokens::from_any(prompt)?;
         let handle = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit(tokens, &namespace, pin))?;
         Ok(PySequence::new(&self.shared, handle))
     }
@@ -220,8 +220,8 @@ impl PyPager {
         namespace: Given<'_>,
         pin: bool,
     ) -> PyResult<Option<PySequence>> {
-        let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, &namespace)?;
+        let tokens = Tokens::from_any(prompt)?;
         let handle =
             self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit(tokens, &namespace, pin)))?;
         Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
@@ -232,8 +232,8 @@ impl PyPager {
     #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Given<'_>, pin: bool) -> PyResult<bool> {
         let _ = pin;
-        let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, &namespace)?;
+        let tokens = Tokens::from_any(prompt)?;
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
@@ -248,8 +248,8 @@ impl PyPager {
         namespace: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        let tokens = Tokens::from_any(prompt)?;
         let namespace = namespace::encode(py, &namespace)?;
+        let tokens = Tokens::from_any(prompt)?;
         let found = self.shared.read_with(py, &tokens, |pager, tokens| pager.find_prefix(tokens, &namespace))?;
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
@@ -283,8 +283,8 @@ impl PyPager {
     /// ValueError unless `tokens` are a whole number of blocks, at least one. Cost: what is dropped.
     #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
     fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
-        let tokens = Tokens::from_any(tokens)?;
         let namespace = namespace::encode(py, &namespace)?;
+        let tokens = Tokens::from_any(tokens)?;
         self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
     }
 

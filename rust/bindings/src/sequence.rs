@@ -92,6 +92,12 @@ impl PySequence {
         self.position(py, "num_planned", |sequence| sequence.num_committed)
     }
 
+    /// A handle is true, whatever became of its sequence: `if seq := pager.try_admit(prompt)`.
+    #[expect(clippy::unused_self, reason = "Python calls it on a handle")]
+    fn __bool__(&self) -> bool {
+        true
+    }
+
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.position(py, "len", |sequence| sequence.len)
     }
@@ -271,7 +277,7 @@ impl PySequence {
     }
 
     fn __enter__<'py>(slf: PyRef<'py, Self>, py: Python<'py>) -> PyResult<PyRef<'py, Self>> {
-        slf.shared.read(py, |pager| pager.sequence(slf.handle, "with").map(|_| ()))?;
+        slf.shared.read(py, |pager| pager.sequence(slf.handle, "__enter__").map(|_| ()))?;
         Ok(slf)
     }
 
@@ -284,7 +290,12 @@ impl PySequence {
         trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let _ = (error, trace);
-        self.end(py, if kind.is_none() { Departure::Finished } else { Departure::Aborted })
+        if kind.is_none() {
+            return self.end(py, Departure::Finished);
+        }
+        // Whatever went wrong in the body matters more than a pager that can no longer be used (in a forked child, say).
+        let _ = self.end(py, Departure::Aborted);
+        Ok(())
     }
 }
 

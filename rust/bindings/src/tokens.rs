@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
 
 use crate::buffers::values;
-use crate::errors::{allocation_error, to_python, token_error, token_message, token_type_error};
+use crate::errors::{allocation_error, shown, to_python, token_error, token_message, token_type_error};
 
 /// Tokens of one call.
 pub enum Tokens {
@@ -105,9 +105,7 @@ fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Toke
     let py = value.py();
     let place = position.map_or(String::new(), |position| format!(" at position {position}"));
     let not_integer = || {
-        let shown: String =
-            value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string().chars().take(80).collect());
-        token_type_error(py, format!("token{place} must be an integer, not {shown}"), position, Some(value))
+        token_type_error(py, format!("token{place} must be an integer, not {}", shown(value)), position, Some(value))
     };
     if value.is_instance_of::<PyBool>() || value.is_instance_of::<PyFloat>() || value.get_type().name()? == "bool" {
         return Err(not_integer());
@@ -126,7 +124,7 @@ fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Toke
     if !index.is_instance_of::<PyInt>() {
         return Err(not_integer());
     }
-    let message = format!("token{place} must be 0..2147483647, not {}", index.repr()?);
+    let message = format!("token{place} must be 0..2147483647, not {}", shown(&index));
     Err(token_error(py, message, position, Some(&index)))
 }
 

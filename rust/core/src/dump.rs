@@ -8,6 +8,8 @@ use crate::ids::{BlockId, NodeId, Token};
 use crate::pager::Pager;
 use crate::sequence::{Sequence, State};
 
+/// Levels of the tree that are indented.
+const LEVELS_DRAWN: usize = 32;
 /// Tokens that a line of the tree shows.
 const TOKENS_SHOWN: usize = 4;
 
@@ -86,23 +88,34 @@ impl Drawing<'_> {
         }
     }
 
-    /// Draws what is below a root, with a stack of its own: a tree may be deeper than the machine's.
+    /// Draws what is below a root, with a stack of its own: a tree may be deeper than the machine's. Below `LEVELS_DRAWN`
+    /// a line starts with its level instead of being indented, or the text would grow with the square of the depth.
     fn tree(&mut self, root: NodeId) {
-        let mut stack = vec![(root, String::new())];
-        let mut open: Vec<(NodeId, String, bool)> = Vec::new();
-        while let Some((parent, indent)) = stack.pop() {
-            let mut children = self.children(parent);
-            children.reverse();
-            for (nth, child) in children.into_iter().enumerate() {
-                open.push((child, indent.clone(), nth == 0));
-            }
-            if let Some((child, indent, is_last)) = open.pop() {
-                let (segment, end) = self.segment(child);
-                let branch = if is_last { "└─ " } else { "├─ " };
+        let mut open: Vec<(NodeId, String, usize, bool)> = Vec::new();
+        self.open_children(root, "", 0, &mut open);
+        while let Some((child, indent, level, is_last)) = open.pop() {
+            let (segment, end) = self.segment(child);
+            let branch = if is_last { "└─ " } else { "├─ " };
+            if level < LEVELS_DRAWN {
                 self.line(&format!("{indent}{branch}{segment}"));
-                stack.push((end, format!("{indent}{}", if is_last { "   " } else { "│  " })));
+                self.open_children(
+                    end,
+                    &format!("{indent}{}", if is_last { "   " } else { "│  " }),
+                    level + 1,
+                    &mut open,
+                );
+            } else {
+                self.line(&format!("{level}: {branch}{segment}"));
+                self.open_children(end, "", level + 1, &mut open);
             }
         }
+    }
+
+    /// Puts the children of a node on the stack, the oldest on top.
+    fn open_children(&self, parent: NodeId, indent: &str, level: usize, open: &mut Vec<(NodeId, String, usize, bool)>) {
+        let indent = if level < LEVELS_DRAWN { indent } else { "" };
+        let children = self.children(parent).into_iter().rev().enumerate();
+        open.extend(children.map(|(nth, child)| (child, indent.to_owned(), level, nth == 0)));
     }
 
     fn children(&self, parent: NodeId) -> Vec<NodeId> {

@@ -68,6 +68,18 @@ impl Buckets {
         Ok(Self { heads: zeroed_words(buckets.next_power_of_two())? })
     }
 
+    /// Chains.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    /// Has it no chain? (Never.)
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.heads.is_empty()
+    }
+
     fn slot(&self, hash: u32) -> usize {
         hash as usize & (self.heads.len() - 1)
     }

@@ -157,8 +157,14 @@ impl Tail {
 
     /// The tokens, in slices.
     pub fn slices(&self, block_size: usize) -> impl Iterator<Item = &[Token]> {
-        let (mut skip, mut left) = (self.skip * block_size, self.len);
-        self.pieces.iter().map(move |piece| {
+        self.slices_from(0, block_size)
+    }
+
+    /// The tokens from a block on, in slices.
+    fn slices_from(&self, block: usize, block_size: usize) -> impl Iterator<Item = &[Token]> {
+        let start = (self.skip + block) * block_size;
+        let (mut skip, mut left) = (start % Self::piece_tokens(block_size), self.len - block * block_size);
+        self.pieces.iter().skip(start / Self::piece_tokens(block_size)).map(move |piece| {
             let area = piece.token_area(block_size);
             let slice = &area[skip..area.len().min(skip + left)];
             skip = 0;
@@ -173,13 +179,25 @@ impl Tail {
         self.slices(block_size).next().unwrap_or_default()
     }
 
+    /// The tokens of a block.
+    #[must_use]
+    pub fn block(&self, block: usize, block_size: usize) -> &[Token] {
+        &self.slices_from(block, block_size).next().unwrap_or_default()[..block_size]
+    }
+
     /// How many leading blocks of a run agree with this tail's, `limit` at most.
     #[must_use]
     pub fn common_blocks(&self, run: &Run, limit: usize, block_size: usize) -> usize {
+        self.common_blocks_from(0, run, limit, block_size)
+    }
+
+    /// The same for what comes after the tail's first blocks.
+    #[must_use]
+    pub fn common_blocks_from(&self, from: usize, run: &Run, limit: usize, block_size: usize) -> usize {
         let theirs = run.tokens(block_size);
         let theirs = &theirs[..theirs.len().min(limit * block_size)];
         let mut done = 0;
-        for ours in self.slices(block_size) {
+        for ours in self.slices_from(from, block_size) {
             let n = ours.len().min(theirs.len() - done) / block_size * block_size;
             if ours[..n] != theirs[done..done + n] {
                 let same = ours[..n]

@@ -12,9 +12,9 @@ use kvpager_core::dump::dump;
 use kvpager_core::stats::Counters;
 use kvpager_core::{Config, Pager};
 use support::drawing::draw;
-use support::history::{Driver, Story, draw_config};
+use support::history::{Call, Driver, Story, draw_config};
 use support::naive::Naive;
-use support::{Rng, seeds};
+use support::{A, Rng, config, seeds};
 
 const CALLS: usize = 200;
 
@@ -84,4 +84,22 @@ fn the_pager_answers_as_a_naive_one_does() {
         assert!(done > 100 && (refused > 0 || never_refused), "{kind}: {done} carried out, {refused} refused");
     }
     assert!(sums.iter().all(|&sum| sum > 50), "{sums:?}");
+}
+
+/// Pools of the random histories are too small for it: below 32 levels a drawing is not indented any more.
+#[test]
+fn a_deep_tree_is_drawn_as_the_naive_pager_draws_it() {
+    let config = config(300, 1);
+    let (mut naive, mut driver) = (Naive::new(config.clone()), Driver::new(Pager::new(config).unwrap()));
+    for depth in 0..100 {
+        let tokens = [vec![7; depth], vec![100 + depth as u32]].concat();
+        let serial = depth as u64;
+        for call in
+            [Call::Admit { tokens, namespace: A, pinned: false }, Call::Commit(serial, None), Call::Drop(serial)]
+        {
+            assert_eq!(driver.apply(&call), naive.apply(&call));
+        }
+    }
+    assert_eq!(dump(&driver.pager, true), draw(&naive));
+    assert!(dump(&driver.pager, false).contains("\n99: "));
 }

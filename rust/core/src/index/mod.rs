@@ -21,7 +21,7 @@ pub use node::{Node, Root};
 
 use std::ops::{Index as At, IndexMut as AtMut};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hash::{Buckets, Key};
 use crate::ids::{BlockId, NodeId};
 use crate::memory::with_capacity;
@@ -111,13 +111,26 @@ impl Index {
     }
 
     /// Nothing that is indexed now can be found again. Costs nothing.
-    pub fn start_epoch(&mut self) {
-        self.epoch += 1;
+    ///
+    /// # Errors
+    /// `Value` after 2^32 - 2 of them: an epoch is never used twice.
+    pub fn start_epoch(&mut self) -> Result<()> {
+        self.epoch = self.epoch.checked_add(1).ok_or_else(|| {
+            Error::Value("this pager has been reset 2^32 - 2 times, which is all it can: build a new one".to_owned())
+        })?;
+        Ok(())
     }
 
-    /// Marks a node as forgotten: it can never be found again, and lives until its last holder leaves.
+    /// Marks a node as forgotten: it can never be found again, and lives until its last holder leaves. It leaves its
+    /// bucket, or those who forget and publish the same prompt again and again would make its chain long.
     pub fn forget(&mut self, id: NodeId) {
+        self.unlink_bucket(id);
         self[id].epoch = FORGOTTEN;
+    }
+
+    /// Has it been forgotten? (A node of an earlier epoch has not: it waits in its bucket until it is removed.)
+    fn is_forgotten(&self, id: NodeId) -> bool {
+        self[id].epoch == FORGOTTEN
     }
 
     // ---- pins ------------------------------------------------------------------------------------------------------
@@ -177,7 +190,9 @@ impl Index {
     /// Removes a node: a live one without children, or a dead one. Answers the root that went with it, if any.
     pub fn remove(&mut self, id: NodeId) {
         debug_assert!(!self.is_live(id) || self[id].first_child.is_none(), "I6: removed a node that has children");
-        self.unlink_bucket(id);
+        if !self.is_forgotten(id) {
+            self.unlink_bucket(id);
+        }
         if self.is_live(id) {
             self.unlink_sibling(id);
         }
@@ -286,6 +301,7 @@ impl Index {
         }
         let mut owned = with_capacity(name.len())?;
         owned.extend_from_slice(name);
+        self.grow_root_table();
         let hash = self.root_hash(name);
         let next_in_bucket = self.root_buckets.first(hash);
         let root = Root::new(owned.into_boxed_slice(), hash, next_in_bucket, self.epoch);
@@ -300,6 +316,26 @@ impl Index {
         };
         self.root_buckets.set_first(hash, id);
         Ok(id)
+    }
+
+    /// Keeps chains short. Roots that hold blocks are fewer than blocks and need no more table than there is; but those
+    /// of preempted sequences hold none, and nothing bounds their number. Doubling costs O(1) amortised; without memory for it chains grow instead.
+    fn grow_root_table(&mut self) {
+        if self.roots.len() - self.free_roots.len() < ROOTS_PER_BUCKET * self.root_buckets.len() {
+            return;
+        }
+        let Ok(larger) = Buckets::new(2 * self.root_buckets.len()) else {
+            return;
+        };
+        self.root_buckets = larger;
+        for index in 0..self.roots.len() {
+            let root = &self.roots[index];
+            if root.in_use() {
+                let (hash, id) = (root.hash, NodeId::root(index as u32));
+                self.roots[index].next_in_bucket = self.root_buckets.first(hash);
+                self.root_buckets.set_first(hash, id);
+            }
+        }
     }
 
     /// A namespace's memory returns when its last block and its last sequence are gone (L14).

@@ -28,7 +28,11 @@ impl Index {
         let upper_run = run.copy_of(0..at, at, block_size)?;
         let lower_run = run.copy_of(at..run.len(), run.capacity() - at, block_size)?;
 
-        self.unlink_bucket(id);
+        // A forgotten node is in no bucket, and its halves are not either.
+        let is_findable = !self.is_forgotten(id);
+        if is_findable {
+            self.unlink_bucket(id);
+        }
         let Node { parent, hash, epoch, older, younger, .. } = self[id];
         let mut upper = Node::new(upper_run, parent, hash, epoch);
         upper.held_children = u32::from(self[id].is_held());
@@ -45,13 +49,17 @@ impl Index {
                 None => self.set_last_child(parent, upper),
             }
         }
-        self.link_bucket(upper);
+        if is_findable {
+            self.link_bucket(upper);
+        }
 
         let hash = self.hash(upper, &lower_run.tokens(block_size)[..block_size]);
         let lower = &mut self[id];
         (lower.run, lower.parent, lower.hash) = (lower_run, upper, hash);
         (lower.older, lower.younger) = (NodeId::NONE, NodeId::NONE);
-        self.link_bucket(id);
+        if is_findable {
+            self.link_bucket(id);
+        }
         Ok(upper)
     }
 }

@@ -171,7 +171,7 @@ fn a_new_epoch_hides_everything_and_the_old_can_still_leave() {
         let (mut index, root) = index(key);
         index.root_mut(root).pins = 1;
         let node = index.insert(root, run(&[1, 1]));
-        index.start_epoch();
+        index.start_epoch().unwrap();
         assert!(!index.is_live(node) && !index.is_live(root));
         assert_eq!((index.find_root(b"\0a"), index.find_child(root, &[1, 1])), (None, None));
         let next = index.find_or_make_root(b"\0a").unwrap();

@@ -13,14 +13,14 @@ impl Pager {
     /// was cached waits, as free blocks, until a frame is needed.
     ///
     /// # Errors
-    /// `Config` for an identity that is too long.
+    /// `Config` for an identity that is too long; `Value` after 2^32 - 2 resets.
     pub fn reset(&mut self, identity: Option<Vec<u8>>) -> Result<()> {
-        if let Some(identity) = identity {
-            check_identity(&identity)?;
-            self.config.identity = identity;
+        if let Some(identity) = &identity {
+            check_identity(identity)?;
         }
+        self.index.start_epoch()?;
+        self.config.identity = identity.unwrap_or_else(|| std::mem::take(&mut self.config.identity));
         self.evict.retire();
-        self.index.start_epoch();
         Ok(())
     }
 

@@ -6,7 +6,6 @@ use crate::content;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{Handle, NodeId};
-use crate::memory::with_capacity;
 use crate::sequence::Sequence;
 
 impl Pager {
@@ -21,8 +20,11 @@ impl Pager {
                 return Err(Error::Value(format!("commit({end}): the sequence has {} tokens", sequence.len)));
             }
             if end > sequence.num_committed {
+                // Looked at only when a block has become full: a run of content tokens that cannot be published now would
+                // otherwise be compared again at each token.
+                let full_before = sequence.num_committed / pager.config.block_size;
                 sequence.num_committed = end;
-                if end / pager.config.block_size > sequence.path_blocks {
+                if end / pager.config.block_size > full_before {
                     pager.publish(sequence);
                 }
             }
@@ -67,9 +69,7 @@ impl Pager {
         let tail = &sequence.tail;
         let cut = |blocks| content::cut_back(tail.len(), |at| tail.get(at, block_size), blocks, block_size);
         let limit = cut(limit);
-        let Ok(indexed) = self.indexed_blocks(sequence, limit) else {
-            return 0;
-        };
+        let indexed = self.indexed_blocks(sequence, limit);
         let whole = cut(indexed);
         if whole < indexed {
             return whole;
@@ -80,11 +80,21 @@ impl Pager {
     }
 
     /// How many of the next `limit` blocks the index has below the sequence's path.
-    fn indexed_blocks(&self, sequence: &Sequence, limit: usize) -> Result<usize> {
-        let block_size = self.config.block_size;
-        let mut rest = with_capacity(limit * block_size)?;
-        rest.extend(sequence.tail.slices(block_size).flatten().take(limit * block_size));
-        Ok(self.index.walk(sequence.end, &rest, limit).blocks)
+    fn indexed_blocks(&self, sequence: &Sequence, limit: usize) -> usize {
+        let (tail, block_size) = (&sequence.tail, self.config.block_size);
+        let (mut node, mut blocks) = (sequence.end, 0);
+        while blocks < limit {
+            let Some(child) = self.index.find_child(node, tail.block(blocks, block_size)) else {
+                break;
+            };
+            let run = &self.index[child].run;
+            let common = tail.common_blocks_from(blocks, run, limit - blocks, block_size);
+            (node, blocks) = (child, blocks + common);
+            if common < run.len() {
+                break;
+            }
+        }
+        blocks
     }
 
     /// The next blocks are indexed already: the child joins the path. Where the table names other blocks, it keeps

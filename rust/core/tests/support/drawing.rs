@@ -24,7 +24,7 @@ pub fn draw(naive: &Naive) -> String {
     let holders = holders(naive);
     for (name, children) in &naive.roots {
         let _ = writeln!(text, "namespace {}", repr(name));
-        siblings(naive, &holders, children, "", &mut text);
+        siblings(naive, &holders, children, &[], &mut text);
     }
     let _ = writeln!(text, "free: {}", ranges(naive.free.iter().rev().copied()));
     let names: &[&str] = if naive.config.policy == PolicyKind::Lru { &["lru"] } else { &["probation", "protected"] };
@@ -68,7 +68,14 @@ fn holders(naive: &Naive) -> BTreeMap<BlockId, usize> {
     counts
 }
 
-fn siblings(naive: &Naive, holders: &BTreeMap<BlockId, usize>, children: &[BlockId], indent: &str, text: &mut String) {
+/// `indent` has one piece a level; below 32 levels a line starts with its level instead.
+fn siblings(
+    naive: &Naive,
+    holders: &BTreeMap<BlockId, usize>,
+    children: &[BlockId],
+    indent: &[&str],
+    text: &mut String,
+) {
     let traits = |block: BlockId| -> Traits {
         let node = naive.nodes[block as usize].as_ref().unwrap();
         let held = holders.get(&block).copied().unwrap_or(0);
@@ -86,10 +93,11 @@ fn siblings(naive: &Naive, holders: &BTreeMap<BlockId, usize>, children: &[Block
         let is_last = nth + 1 == children.len();
         let (held, hits, is_marked, idle_since) = traits(child);
         let tokens = &naive.nodes[child as usize].as_ref().unwrap().tokens;
+        let start = if indent.len() < 32 { indent.concat() } else { format!("{}: ", indent.len()) };
         let shown: Vec<String> = tokens.iter().take(4).map(ToString::to_string).collect();
         let _ = write!(
             text,
-            "{indent}{} {} {} {}: tokens {}{}; holders {held}; hits {hits}",
+            "{start}{} {} {} {}: tokens {}{}; holders {held}; hits {hits}",
             if is_last { "└─" } else { "├─" },
             segment.len(),
             if segment.len() == 1 { "block" } else { "blocks" },
@@ -102,7 +110,7 @@ fn siblings(naive: &Naive, holders: &BTreeMap<BlockId, usize>, children: &[Block
             let _ = write!(text, "; idle since {since}");
         }
         text.push('\n');
-        let below = format!("{indent}{}", if is_last { "   " } else { "│  " });
+        let below = [indent, &[if is_last { "   " } else { "│  " }]].concat();
         siblings(naive, holders, &end.children, &below, text);
     }
 }

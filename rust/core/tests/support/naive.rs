@@ -543,8 +543,10 @@ impl Naive {
             if end > sequence.tokens.len() {
                 return Err(Error::Value(String::new()));
             }
-            if end > sequence.num_committed {
-                sequence.num_committed = end;
+            let block_size = naive.config.block_size;
+            let fills_a_block = end / block_size > sequence.num_committed / block_size;
+            sequence.num_committed = sequence.num_committed.max(end);
+            if fills_a_block {
                 naive.publish(sequence);
             }
             Ok(())
