@@ -162,3 +162,43 @@ fn i13_a_decode_step_costs_the_same_in_a_full_pool() {
     let (few, many) = (time(10), time(WIDE));
     assert!(many < few * 20 + Duration::from_micros(50), "{few:?} beside 10 leaves, {many:?} beside {WIDE}");
 }
+
+/// Regression: what was forgotten stayed in its hash chain as long as somebody held it, so that whoever forgot and published one prompt again
+/// and again made each of these calls a little slower.
+#[test]
+fn i13_a_prompt_can_be_forgotten_and_published_any_number_of_times() {
+    let time = |times: usize| {
+        let mut pager = pager(2 * times + 8, 1);
+        for _ in 0..times {
+            start(&mut pager, &[7, 7]);
+            assert_eq!(pager.forget(&[7], A).unwrap(), 2);
+        }
+        fastest(8, || {
+            let handle = start(&mut pager, &[7, 7]);
+            pager.release(handle, Departure::Finished);
+            pager.forget(&[7], A).unwrap();
+        })
+    };
+    let (few, many) = (time(10), time(20_000));
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} after 10, {many:?} after 20,000");
+}
+
+/// Regression: preempted sequences keep their namespaces although they hold no block, and the table of namespaces was as small as the pool.
+#[test]
+fn i13_any_number_of_preempted_sequences_may_have_namespaces_of_their_own() {
+    let time = |count: u32| {
+        let mut pager = pager(4, 1);
+        let mut preempt = |nth: u32| {
+            let handle = pager.admit(&[7, 7], &nth.to_le_bytes(), false).unwrap();
+            pager.preempt(handle).unwrap();
+        };
+        (0..count).for_each(&mut preempt);
+        let mut next = count;
+        fastest(8, || {
+            next += 1;
+            preempt(next);
+        })
+    };
+    let (few, many) = (time(10), time(20_000));
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} beside 10, {many:?} beside 20,000");
+}

@@ -101,5 +101,5 @@ fn a_deep_tree_is_drawn_as_the_naive_pager_draws_it() {
         }
     }
     assert_eq!(dump(&driver.pager, true), draw(&naive));
-    assert!(dump(&driver.pager, false).contains("\n99: "));
+    assert!(dump(&driver.pager, false).contains("\n90: "));
 }

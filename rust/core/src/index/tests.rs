@@ -201,3 +201,58 @@ fn l14_a_root_goes_with_its_last_child_and_sequence_and_its_slot_is_used_again()
         assert_eq!(index.find_or_make_root(b"\0c").unwrap(), other);
     }
 }
+
+#[test]
+fn an_epoch_is_never_used_twice() {
+    let (mut index, root) = index(Key::from_seed(5));
+    index.root_mut(root).pins = 1;
+    index.epoch = u32::MAX - 1;
+    index.start_epoch().unwrap();
+    assert!(index.start_epoch().is_err());
+    assert_eq!(index.epoch, u32::MAX, "a refused reset changes nothing");
+}
+
+#[test]
+fn a_forgotten_node_is_in_no_chain_and_neither_are_its_halves() {
+    for key in keys() {
+        let (mut index, root) = index(key);
+        let (kept, gone) = (index.insert(root, run(&[1, 1])), index.insert(root, run(&[2, 2, 3, 3])));
+        index.unlink_sibling(gone);
+        index.forget(gone);
+        let upper = index.split(gone, 1).unwrap();
+        for hash in [index[kept].hash, index[gone].hash, index[upper].hash] {
+            let mut next = index.buckets.first(hash);
+            while let Some(id) = next.some() {
+                assert_eq!(id, kept);
+                next = index[id].next_in_bucket;
+            }
+        }
+        index.remove(gone);
+        index.remove(upper);
+        assert_eq!(index.find_child(root, &[1, 1]), Some(kept));
+    }
+}
+
+#[test]
+fn the_table_of_roots_grows_with_them() {
+    let mut index = Index::new(1, BLOCK_SIZE, Key::from_seed(5)).unwrap();
+    let name = |nth: u32| nth.to_le_bytes();
+    let roots: Vec<NodeId> = (0..2000)
+        .map(|nth| {
+            let root = index.find_or_make_root(&name(nth)).unwrap();
+            index.root_mut(root).pins = 1;
+            root
+        })
+        .collect();
+    assert!(index.root_buckets.len() * 32 >= roots.len(), "{} chains", index.root_buckets.len());
+    for (nth, &root) in roots.iter().enumerate() {
+        assert_eq!(index.find_root(&name(nth as u32)), Some(root));
+    }
+    // Each leaves from the chain that it is in now.
+    for (nth, &root) in roots.iter().enumerate() {
+        index.root_mut(root).pins = 0;
+        index.drop_root_if_unused(root);
+        assert_eq!(index.find_root(&name(nth as u32)), None);
+    }
+    assert_eq!(index.roots().count(), 0);
+}

@@ -93,19 +93,29 @@ impl Pair {
         }
     }
 
+    /// Runs that agree with the tail from one of its blocks on, up to one place.
     fn compare(&self, part: usize, at: usize) {
         let block_size = self.block_size;
-        let blocks = self.blocks(part).min(run_blocks_max(block_size));
-        let mut tokens = self.list[..blocks * block_size].to_vec();
-        let changed = tokens.len() * at / 1000;
-        if let Some(token) = tokens.get_mut(changed) {
-            *token ^= 1 << 30;
-        }
-        let mut run = Run::with_tokens(&tokens, blocks, block_size).unwrap();
-        run.set_blocks(&vec![0; blocks], block_size);
-        for limit in [0, blocks / 2, blocks, blocks + 9] {
-            let expected = blocks.min(limit).min(changed / block_size);
-            assert_eq!(self.tail.common_blocks(&run, limit, block_size), expected);
+        for from in [0, self.blocks(part) / 3] {
+            let blocks = (self.blocks(part) - from).min(run_blocks_max(block_size));
+            let mut tokens = self.list[from * block_size..(from + blocks) * block_size].to_vec();
+            let changed = tokens.len() * at / 1000;
+            if let Some(token) = tokens.get_mut(changed) {
+                *token ^= 1 << 30;
+            }
+            let mut run = Run::with_tokens(&tokens, blocks, block_size).unwrap();
+            run.set_blocks(&vec![0; blocks], block_size);
+            for limit in [0, blocks / 2, blocks, blocks + 9] {
+                let expected = blocks.min(limit).min(changed / block_size);
+                assert_eq!(self.tail.common_blocks_from(from, &run, limit, block_size), expected);
+                if from == 0 {
+                    assert_eq!(self.tail.common_blocks(&run, limit, block_size), expected);
+                }
+            }
+            if blocks > 0 {
+                let block = &self.list[from * block_size..(from + 1) * block_size];
+                assert_eq!(self.tail.block(from, block_size), block);
+            }
         }
     }
 
