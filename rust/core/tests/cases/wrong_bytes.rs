@@ -1,7 +1,7 @@
 //! Wrong bytes (W).
 
 use kvpager_core::evict::Departure;
-use kvpager_core::ids::Handle;
+use kvpager_core::ids::{CONTENT_START, Handle, Token};
 use kvpager_core::{Error, Pager};
 
 use super::support::{A, assert_sound, cache, hit_tokens, num_cached, pager, start, table};
@@ -184,4 +184,26 @@ fn w14_crafted_prompts_are_misses() {
             assert_eq!(hit_tokens(&pager, &crafted), at / 4 * 4);
         }
     }
+}
+
+/// Two images may agree in their first few tokens: the second does not continue below the first one's blocks.
+#[test]
+fn w8_a_run_of_content_tokens_is_published_whole_or_not_at_all() {
+    const C: Token = CONTENT_START;
+    let mut pager = pager(16, 2);
+    let first = start(&mut pager, &[C, C, C, 5, 9]);
+    let second = admit(&mut pager, &[C, C, C + 1, 5, 9]);
+    assert_eq!(num_cached(&pager, second), 0, "a hit ends inside no run");
+    pager.commit(second, Some(4)).unwrap();
+    assert_eq!(hit_tokens(&pager, &[C, C, C + 1, 5, 9]), 0);
+
+    // Once the first is forgotten the second has the place for itself. It looks again when a block has become full, and not before.
+    assert_eq!(pager.forget(&[C, C], A).unwrap(), 2);
+    pager.commit(second, Some(5)).unwrap();
+    assert_eq!(hit_tokens(&pager, &[C, C, C + 1, 5, 9]), 0);
+    pager.append(second, 8).unwrap();
+    pager.commit(second, None).unwrap();
+    assert_eq!(hit_tokens(&pager, &[C, C, C + 1, 5, 9, 8, 0]), 6);
+    pager.release(first, Departure::Finished);
+    assert_sound(&pager);
 }
