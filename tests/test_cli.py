@@ -19,7 +19,7 @@ import kvpager
 from kvpager.cli import main
 
 REQUEST = {"timestamp": 0, "input_length": 32, "output_length": 4, "block_size": 16, "hash_ids": [0, 1]}
-COMMANDS = ["demo", "replay", "bench"]
+COMMANDS = ["demo", "replay", "bench", "fragmentation", "blocksize", "prefix", "generate"]
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
