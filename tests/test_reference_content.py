@@ -86,7 +86,10 @@ def test_a_later_commit_looks_again(implementation):
     assert path(dog, pager) == "0", "a commit that says nothing new does nothing"
     dog.append(7)
     dog.commit()
-    assert path(dog, pager) == "0 4-6"
+    assert path(dog, pager) == "0", "nor does one that fills no block"
+    dog.extend([7] * 3)
+    dog.commit()
+    assert path(dog, pager) == "0 4-6 1"
     assert ids(dog) == [0, 4, 5, 6, 1]
     assert pager.match(WITH_DOG).num_tokens == 12
 

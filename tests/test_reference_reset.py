@@ -209,7 +209,7 @@ class TestForget:
         assert pager.match([1] * 9).num_tokens == 0
         assert "path -; table 0-1; publishes yes" in line(pager, "sequence 1")
         other = admit_committed(pager, [1] * 4)
-        child.append(2)
+        child.extend([2] * 4)
         child.commit()
         assert "path 2; table 0-1 3" in line(pager, "sequence 1"), "another's block at this place can be followed"
         assert pager.check() == []

@@ -51,7 +51,9 @@ fn encode_pair(pair: &Bound<'_, PyAny>, encoded: &mut Vec<u8>) -> PyResult<()> {
         return Err(PyTypeError::new_err(format!("a namespace must hold (str, bytes) pairs, not {}", pair.repr()?)));
     };
     // The text itself: `str()` of a subclass (an Enum, say) could run code and answer anything.
-    let kind = kind.to_str()?;
+    let Ok(kind) = kind.to_str() else {
+        return Err(config_error(pair.py(), "a namespace kind must be 1 to 64 ASCII characters".to_owned()));
+    };
     let is_word = kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
     if kind.is_empty() || kind.len() > KIND_MAX || !is_word {
         return Err(config_error(
