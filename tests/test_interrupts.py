@@ -102,6 +102,7 @@ class TestKeyboardInterrupt:
         draw = random.Random(seed)
         pager = kvpager.Pager(32, 4)
         interrupts = 0
+        armed = False
         running: list[kvpager.Sequence] = []
 
         def step() -> None:
@@ -117,13 +118,18 @@ class TestKeyboardInterrupt:
                 running.pop(draw.randrange(len(running))).release()
 
         def interrupt(number: int, frame: object) -> None:
-            raise KeyboardInterrupt
+            nonlocal armed
+            if armed:
+                armed = False
+                raise KeyboardInterrupt
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             for _ in range(300):
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 1e-3))
+                    armed = True
+                    # Again and again, because Python overlooks a signal that reaches one of numpy's threads.
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 1e-3), 2e-3)
                     while True:
                         step()
                 except KeyboardInterrupt:
