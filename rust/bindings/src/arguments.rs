@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyInt};
 
 use crate::errors::{config_error, shown};
 
@@ -49,8 +49,13 @@ impl<'py> Given<'py> {
 
 /// The value of anything that stands for an integer and is no bool; None if it does not fit.
 fn integer<'py, T: for<'a> FromPyObject<'a, 'py>>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<T>> {
-    if value.is_instance_of::<PyBool>() || !value.hasattr("__index__")? {
-        return Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", value.get_type().name()?)));
+    let mut index = value.clone();
+    if !value.is_instance_of::<PyBool>() && value.hasattr("__index__")? {
+        index = value.call_method0("__index__")?;
+        // One that answers with text, say, is no integer out of range, but none at all.
+        if index.is_instance_of::<PyInt>() {
+            return Ok(index.extract().ok());
+        }
     }
-    Ok(value.call_method0("__index__")?.extract().ok())
+    Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", index.get_type().name()?)))
 }
