@@ -18,8 +18,8 @@ use crate::tokens::{Tokens, token};
 /// One running request: its tokens, its block table, and how much of it is computed.
 ///
 /// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it
-/// (or use it in a `with` statement): a handle that the garbage collector takes is released at the next call and
-/// reported as a ResourceWarning.
+/// (or use it in a `with` statement): a handle that the garbage collector takes is released at the next call that
+/// changes the pager and reported as a ResourceWarning.
 #[pyclass(frozen, name = "Sequence", module = "kvpager")]
 pub struct PySequence {
     shared: Arc<Shared>,
@@ -214,16 +214,18 @@ impl PySequence {
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
 
-    /// Say that the KV of all positions below `end` (default: all) is written: call it after the kernel. Full blocks
-    /// become findable by other prompts, and never change again. Monotone: an `end` below `num_committed` does
-    /// nothing. ValueError past `len(seq)`.
+    /// Say that the KV of all positions below `end` (default: all) is written, earlier uncommitted ones included
+    /// (`append` gives the slot of its own token only): call it after the kernel. Full blocks become findable by
+    /// other prompts, and never change again. Monotone: an `end` below `num_committed` does nothing. ValueError past
+    /// `len(seq)`.
     #[pyo3(signature = (end=None))]
     fn commit(&self, py: Python<'_>, end: Option<Given<'_>>) -> PyResult<()> {
         let end = self.checked(py, "commit", end.map(|end| end.position("end", 0)).transpose())?;
         self.shared.change(py, |pager| pager.commit(self.handle, end))
     }
 
-    /// n children that share every block: parallel samples, beams. Takes no block; the first write to a shared block
+    /// n children that share every block: parallel samples, beams. Commit first: what is not committed is not copied
+    /// on write, so that each child has to compute it again. Takes no block; the first write to a shared block
     /// replaces it. Returns a list of Sequences. ValueError unless 1 <= n <= 65,536. Cost: the table's length for
     /// each child.
     #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
@@ -293,7 +295,8 @@ impl PySequence {
         if kind.is_none() {
             return self.end(py, Departure::Finished);
         }
-        // Whatever went wrong in the body matters more than a pager that can no longer be used (in a forked child, say).
+        // Whatever went wrong in the body matters more than a pager that can no longer be used (in a forked child,
+        // say).
         let _ = self.end(py, Departure::Aborted);
         Ok(())
     }
@@ -309,8 +312,9 @@ impl Drop for PySequence {
         Python::attach(|py| {
             // Whatever exception is on its way must not be lost to the warning.
             let on_its_way = PyErr::take(py);
-            let message =
-                format!("sequence {id} was dropped without release(): the next call on its pager releases it");
+            let message = format!(
+                "sequence {id} was dropped without release(): the next call that changes its pager releases it"
+            );
             if let Ok(message) = std::ffi::CString::new(message)
                 && let Err(error) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &message, 1)
             {
