@@ -11,6 +11,7 @@ __all__ = [
     "Replay",
     "Sequence",
     "__version__",
+    "_hold_lock_for_tests",
     "_mark_forked",
     "_panic_for_tests",
     "build_info",
@@ -19,6 +20,7 @@ __all__ = [
 __version__: str
 
 def build_info() -> dict[str, str | bool]: ...
+def _hold_lock_for_tests(pager: Pager, seconds: float) -> None: ...
 def _mark_forked() -> None: ...
 def _panic_for_tests(pager: Pager) -> None: ...
 

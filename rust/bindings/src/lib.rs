@@ -61,6 +61,12 @@ mod _core {
         pager.panic_for_tests(py)
     }
 
+    /// Keeps this pager's lock while other threads run, so that the tests can see calls wait.
+    #[pyfunction]
+    fn _hold_lock_for_tests(py: Python<'_>, pager: &PyPager, seconds: f64) -> PyResult<()> {
+        pager.hold_lock_for_tests(py, seconds)
+    }
+
     /// Called in the child after `os.fork()`: pagers made before are refused from now on.
     #[pyfunction]
     fn _mark_forked() {

@@ -336,6 +336,10 @@ impl PyPager {
     pub fn panic_for_tests(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |_| panic!("kvpager: a panic that a test asked for"))
     }
+
+    pub fn hold_lock_for_tests(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        self.shared.hold_for_tests(py, std::time::Duration::try_from_secs_f64(seconds.min(60.0)).unwrap_or_default())
+    }
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {

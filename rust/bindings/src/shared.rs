@@ -100,6 +100,15 @@ impl Shared {
         }
     }
 
+    /// Keeps the lock while other threads run Python: no call does, so the path of those that wait needs help to be
+    /// tested.
+    pub fn hold_for_tests(&self, py: Python<'_>, time: std::time::Duration) -> PyResult<()> {
+        let _guard = self.lock(py)?;
+        // A guard must not change threads, and does not: the closure only sleeps, on this one.
+        py.detach(|| std::thread::sleep(time));
+        Ok(())
+    }
+
     fn run<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Guarded) -> Result<R, Error>) -> PyResult<R> {
         let guard = self.lock(py)?;
         let result = catch_unwind(AssertUnwindSafe(move || {
