@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,36 @@ each_implementation = [
     pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys()),
     pytest.mark.filterwarnings(r"ignore:sequence \d+ was dropped:ResourceWarning"),
 ]
+
+
+# The calls of a sequence, by name, for tests that try all of them: those that only a running one allows, those that end
+# a preemption, and those that a preempted one allows as well.
+RUNNING_CALLS: dict[str, Callable[[Any], Any]] = {
+    "append": lambda sequence: sequence.append(1),
+    "try_append": lambda sequence: sequence.try_append(1),
+    "extend": lambda sequence: sequence.extend([1]),
+    "try_extend": lambda sequence: sequence.try_extend([1]),
+    "slots": lambda sequence: sequence.slots(0, 1),
+    "try_slots": lambda sequence: sequence.try_slots(0, 1),
+    "commit": lambda sequence: sequence.commit(),
+    "fork": lambda sequence: sequence.fork(),
+    "truncate": lambda sequence: sequence.truncate(1),
+    "preempt": lambda sequence: sequence.preempt(),
+    "block_ids": lambda sequence: sequence.block_ids,
+}
+RESUMES: dict[str, Callable[[Any], Any]] = {
+    "resume": lambda sequence: sequence.resume(),
+    "try_resume": lambda sequence: sequence.try_resume(),
+}
+GETTERS: dict[str, Callable[[Any], Any]] = {
+    "len": len,
+    "tokens": lambda sequence: sequence.tokens,
+    "num_cached": lambda sequence: sequence.num_cached,
+    "num_committed": lambda sequence: sequence.num_committed,
+    "num_planned": lambda sequence: sequence.num_planned,
+    "namespace": lambda sequence: sequence.namespace,
+    "pinned": lambda sequence: sequence.pinned,
+}
 
 
 class Refusal:
@@ -78,3 +109,13 @@ def nothing_changes(pager: Any) -> Iterator[None]:
     yield
     assert pager.dump(full=True) == before
     assert pager.check() == []
+
+
+def assert_nothing_leaked(pager: Any) -> None:
+    """Every block is free or cached, every sequence is gone, and the recount agrees (I1, I2)."""
+    gc.collect()
+    pager.take_copies()
+    stats = pager.stats()
+    assert pager.check() == []
+    assert stats.running_sequences == stats.preempted_sequences == stats.active_blocks == 0
+    assert stats.free_blocks + stats.cached_blocks + stats.reserved_blocks == stats.total_blocks

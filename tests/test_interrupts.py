@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from implementations import GETTERS, RESUMES, RUNNING_CALLS, assert_nothing_leaked
 
 import kvpager
 from kvpager import _core
@@ -45,29 +46,12 @@ PAGER_CALLS: dict[str, Callable[[Any], Any]] = {
     "num_evictable_blocks": lambda pager: pager.num_evictable_blocks,
 }
 SEQUENCE_CALLS: dict[str, Callable[[Any], Any]] = {
-    "append": lambda sequence: sequence.append(1),
-    "try_append": lambda sequence: sequence.try_append(1),
-    "extend": lambda sequence: sequence.extend([1]),
-    "try_extend": lambda sequence: sequence.try_extend([1]),
-    "slots": lambda sequence: sequence.slots(0, 1),
-    "try_slots": lambda sequence: sequence.try_slots(0, 1),
-    "commit": lambda sequence: sequence.commit(),
-    "fork": lambda sequence: sequence.fork(),
-    "truncate": lambda sequence: sequence.truncate(1),
-    "preempt": lambda sequence: sequence.preempt(),
-    "resume": lambda sequence: sequence.resume(),
-    "try_resume": lambda sequence: sequence.try_resume(),
+    **RUNNING_CALLS,
+    **RESUMES,
+    **GETTERS,
     "release": lambda sequence: sequence.release(),
     "with": lambda sequence: sequence.__exit__(None, None, None),
-    "len": lambda sequence: len(sequence),
     "state": lambda sequence: sequence.state,
-    "num_cached": lambda sequence: sequence.num_cached,
-    "num_committed": lambda sequence: sequence.num_committed,
-    "num_planned": lambda sequence: sequence.num_planned,
-    "namespace": lambda sequence: sequence.namespace,
-    "pinned": lambda sequence: sequence.pinned,
-    "block_ids": lambda sequence: sequence.block_ids,
-    "tokens": lambda sequence: sequence.tokens,
 }
 
 
@@ -86,14 +70,6 @@ def answers(pager: Any, sequence: Any) -> dict[str, str]:
 
 def every_call(answer: str) -> dict[str, str]:
     return dict.fromkeys([*PAGER_CALLS, *SEQUENCE_CALLS], answer)
-
-
-def assert_nothing_leaked(pager: kvpager.Pager) -> None:
-    gc.collect()
-    pager.take_copies()
-    stats = pager.stats()
-    assert pager.check() == []
-    assert stats.running_sequences == stats.preempted_sequences == stats.active_blocks == 0
 
 
 class TestKeyboardInterrupt:

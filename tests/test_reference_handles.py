@@ -8,43 +8,29 @@ import pickle
 
 import numpy as np
 import pytest
-from implementations import admit_committed, each_implementation, free_ids, line, nothing_changes, refuses
+from implementations import (
+    GETTERS,
+    RESUMES,
+    RUNNING_CALLS,
+    admit_committed,
+    each_implementation,
+    free_ids,
+    line,
+    nothing_changes,
+    refuses,
+)
 
 import kvpager
 
 pytestmark = each_implementation
 
-CALLS = {
-    "append": lambda sequence: sequence.append(1),
-    "try_append": lambda sequence: sequence.try_append(1),
-    "extend": lambda sequence: sequence.extend([1]),
-    "try_extend": lambda sequence: sequence.try_extend([1]),
-    "slots": lambda sequence: sequence.slots(0, 1),
-    "try_slots": lambda sequence: sequence.try_slots(0, 1),
-    "commit": lambda sequence: sequence.commit(),
-    "fork": lambda sequence: sequence.fork(),
-    "truncate": lambda sequence: sequence.truncate(1),
-    "preempt": lambda sequence: sequence.preempt(),
-    "block_ids": lambda sequence: sequence.block_ids,
-}
-RESUMES = {"resume": lambda sequence: sequence.resume(), "try_resume": lambda sequence: sequence.try_resume()}
-GETTERS = {
-    "len": len,
-    "tokens": lambda sequence: sequence.tokens,
-    "num_cached": lambda sequence: sequence.num_cached,
-    "num_committed": lambda sequence: sequence.num_committed,
-    "num_planned": lambda sequence: sequence.num_planned,
-    "namespace": lambda sequence: sequence.namespace,
-    "pinned": lambda sequence: sequence.pinned,
-}
 
-
-@pytest.mark.parametrize("call", [*CALLS, *RESUMES, *GETTERS, "with"])
+@pytest.mark.parametrize("call", [*RUNNING_CALLS, *RESUMES, *GETTERS, "with"])
 def test_a_released_handle_refuses_every_call_but_release(implementation, call):
     pager = implementation(8, 4)
     sequence = admit_committed(pager, [1] * 9)
     sequence.release()
-    calls = {**CALLS, **RESUMES, **GETTERS, "with": lambda sequence: sequence.__enter__()}
+    calls = {**RUNNING_CALLS, **RESUMES, **GETTERS, "with": lambda sequence: sequence.__enter__()}
     with nothing_changes(pager), refuses(kvpager.StaleHandle) as refused:
         calls[call](sequence)
     assert (refused.value.sequence_id, refused.value.state) == (0, "released")
@@ -52,13 +38,13 @@ def test_a_released_handle_refuses_every_call_but_release(implementation, call):
     assert "released" in repr(sequence)
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", RUNNING_CALLS)
 def test_a_preempted_handle_refuses_what_needs_blocks(implementation, call):
     pager = implementation(8, 4)
     sequence = admit_committed(pager, [1] * 9)
     sequence.preempt()
     with nothing_changes(pager), refuses(kvpager.StaleHandle) as refused:
-        CALLS[call](sequence)
+        RUNNING_CALLS[call](sequence)
     assert (refused.value.sequence_id, refused.value.state) == (0, "preempted")
 
 

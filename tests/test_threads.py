@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from implementations import assert_nothing_leaked
 
 import kvpager
 from kvpager import _core
@@ -58,16 +59,6 @@ def together(*calls: Callable[[], None]) -> None:
         thread.join()
     if errors:
         raise errors[0]
-
-
-def assert_nothing_leaked(pager: kvpager.Pager) -> None:
-    """Every block is free or cached, every sequence is gone, and the recount agrees (I1, I2)."""
-    gc.collect()
-    pager.take_copies()
-    stats = pager.stats()
-    assert pager.check() == []
-    assert stats.running_sequences == stats.preempted_sequences == stats.active_blocks == 0
-    assert stats.free_blocks + stats.cached_blocks + stats.reserved_blocks == stats.total_blocks
 
 
 class TestOnePager:

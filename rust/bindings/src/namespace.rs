@@ -1,6 +1,7 @@
 //! Namespaces: bytes, or (kind, value) pairs, and their encoding (`docs/design/rules.md` 13).
 
 use kvpager_core::config::NAME_BYTES_MAX;
+use kvpager_core::namespace::{self, Namespace};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
@@ -78,21 +79,11 @@ fn as_pair<'py>(pair: &Bound<'py, PyAny>) -> Option<(Bound<'py, PyString>, Bound
 
 /// What the caller gave.
 pub fn decode<'py>(py: Python<'py>, encoded: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let (tag, mut rest) = encoded.split_first().unwrap_or((&0, &[]));
-    if *tag == 0 {
-        return Ok(PyBytes::new(py, rest).into_any());
+    match namespace::decode(encoded) {
+        Namespace::Bytes(name) => Ok(PyBytes::new(py, name).into_any()),
+        Namespace::Pairs(pairs) => {
+            let pairs = pairs.into_iter().map(|(kind, value)| (String::from_utf8_lossy(kind), PyBytes::new(py, value)));
+            Ok(PyTuple::new(py, pairs.collect::<Vec<_>>())?.into_any())
+        }
     }
-    let mut pairs = Vec::new();
-    while let Some((kind, after)) = take_field(rest)
-        && let Some((value, after)) = take_field(after)
-    {
-        pairs.push((String::from_utf8_lossy(kind).into_owned(), PyBytes::new(py, value)));
-        rest = after;
-    }
-    Ok(PyTuple::new(py, pairs)?.into_any())
-}
-
-fn take_field(encoded: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (len, rest) = encoded.split_first_chunk::<4>()?;
-    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }

@@ -3,6 +3,7 @@
 
 use kvpager_core::Error;
 use kvpager_core::ids::{TOKEN_END, Token};
+use kvpager_core::memory::with_capacity;
 use pyo3::IntoPyObjectExt;
 use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::{PyAttributeError, PyMemoryError, PyTypeError};
@@ -74,8 +75,7 @@ impl Tokens {
 }
 
 fn from_tuple(items: &Bound<'_, PyTuple>) -> PyResult<Tokens> {
-    let mut tokens = Vec::new();
-    tokens.try_reserve_exact(items.len()).map_err(|_| allocation_error(items.py()))?;
+    let mut tokens = with_capacity(items.len()).map_err(|error| to_python(items.py(), error))?;
     for (position, item) in items.iter_borrowed().enumerate() {
         tokens.push(match plain_token(&item) {
             Some(token) => token,
@@ -201,8 +201,7 @@ fn converted<T: Word + for<'py> IntoPyObject<'py>>(py: Python<'_>, buffer: &PyBu
         scattered = buffer.to_vec(py)?;
         &scattered
     };
-    let mut tokens = Vec::new();
-    tokens.try_reserve_exact(values.len()).map_err(|_| allocation_error(py))?;
+    let mut tokens = with_capacity(values.len()).map_err(|error| to_python(py, error))?;
     let mut bits = 0;
     tokens.extend(values.iter().map(|value| {
         bits |= value.word();

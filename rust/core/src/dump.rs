@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::ids::{BlockId, NodeId, Token};
+use crate::namespace::{self, Namespace};
 use crate::pager::Pager;
 use crate::sequence::{Sequence, State};
 
@@ -257,27 +258,17 @@ fn first_tokens(block: &[Token]) -> String {
 /// A namespace as Python writes what the caller gave.
 #[must_use]
 pub fn namespace_repr(encoded: &[u8]) -> String {
-    let (Some(tag), rest) = (encoded.first(), encoded.get(1..).unwrap_or_default()) else {
-        return "?".to_owned();
-    };
-    if *tag == 0 {
-        return bytes_repr(rest);
+    match namespace::decode(encoded) {
+        Namespace::Bytes(name) => bytes_repr(name),
+        Namespace::Pairs(pairs) => {
+            let comma = if pairs.len() == 1 { "," } else { "" };
+            let pairs: Vec<String> = pairs
+                .into_iter()
+                .map(|(kind, value)| format!("('{}', {})", String::from_utf8_lossy(kind), bytes_repr(value)))
+                .collect();
+            format!("({}{comma})", pairs.join(", "))
+        }
     }
-    let mut pairs = Vec::new();
-    let mut rest = rest;
-    while let Some((kind, after)) = take_field(rest)
-        && let Some((value, after)) = take_field(after)
-    {
-        pairs.push(format!("('{}', {})", String::from_utf8_lossy(kind), bytes_repr(value)));
-        rest = after;
-    }
-    let comma = if pairs.len() == 1 { "," } else { "" };
-    format!("({}{comma})", pairs.join(", "))
-}
-
-fn take_field(encoded: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (len, rest) = encoded.split_first_chunk::<4>()?;
-    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }
 
 fn bytes_repr(bytes: &[u8]) -> String {

@@ -1,6 +1,6 @@
 //! Keyed hashing, and a chained table whose links live in its elements.
 //!
-//! The table is reserved at construction and never rehashed, which would stall one call (I13). A chain is as long as
+//! The nodes' table is reserved at construction and never rehashed, which would stall one call (I13). A chain is as long as
 //! chance makes it, since callers do not know the key (W14). Elements compare in full: a hash never proves anything
 //! (I3).
 

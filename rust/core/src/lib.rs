@@ -3,7 +3,7 @@
 //! Layers, lowest first; each uses those above it in this list only:
 //!
 //! 1. [`ids`], [`config`], [`error`], [`memory`]
-//! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`]: structures that know nothing of pools
+//! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`], [`namespace`]: structures that know nothing of pools
 //! 3. [`blocks`] (state of blocks), [`index`] (prefix tree), [`evict`] (policies): none knows the others
 //! 4. [`copies`], [`stats`], [`sequence`]
 //! 5. [`pager`]: the only meeting point
@@ -30,6 +30,7 @@ pub mod ids;
 pub mod index;
 pub mod list;
 pub mod memory;
+pub mod namespace;
 pub mod pager;
 pub mod replay;
 pub mod run;

@@ -44,6 +44,11 @@ pub struct Context {
     pub departure: Departure,
 }
 
+impl Context {
+    /// A queued copy was handed out or withdrawn: there is no sequence behind that.
+    pub const COPY: Self = Self { sequence: None, pinned: false, departure: Departure::Copied };
+}
+
 /// What eviction knows of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {

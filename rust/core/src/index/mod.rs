@@ -9,8 +9,8 @@
 //!   waits in the stale queue for its frames to be needed. Dead nodes' sibling links are not kept up, and an idle
 //!   dead node's parent may be gone: neither is ever followed.
 //!
-//! Numbers at construction: one slot for each block of the pool, so that no node can be refused later and nothing is
-//! rehashed (I13).
+//! Numbers at construction: one slot for each block of the pool, so that no node can be refused later and the nodes'
+//! table is never rehashed (I13).
 
 mod find;
 mod node;
@@ -187,7 +187,7 @@ impl Index {
         id
     }
 
-    /// Removes a node: a live one without children, or a dead one. Answers the root that went with it, if any.
+    /// Removes a node: a live one without children, or a dead one. A root goes with its last node.
     pub fn remove(&mut self, id: NodeId) {
         debug_assert!(!self.is_live(id) || self[id].first_child.is_none(), "I6: removed a node that has children");
         if !self.is_forgotten(id) {
@@ -318,8 +318,9 @@ impl Index {
         Ok(id)
     }
 
-    /// Keeps chains short. Roots that hold blocks are fewer than blocks and need no more table than there is; but those
-    /// of preempted sequences hold none, and nothing bounds their number. Doubling costs O(1) amortised; without memory for it chains grow instead.
+    /// Keeps chains short. Roots that hold blocks are fewer than blocks and need no more table than there is; but
+    /// those of preempted sequences hold none, and nothing bounds their number. Doubling costs O(1) amortised;
+    /// without memory for it chains grow instead.
     fn grow_root_table(&mut self) {
         if self.roots.len() - self.free_roots.len() < ROOTS_PER_BUCKET * self.root_buckets.len() {
             return;
@@ -341,7 +342,7 @@ impl Index {
     /// A namespace's memory returns when its last block and its last sequence are gone (L14).
     pub fn drop_root_if_unused(&mut self, id: NodeId) {
         let root = self.root(id);
-        if root.children > 0 || root.pins > 0 {
+        if root.in_use() {
             return;
         }
         let (hash, after) = (root.hash, root.next_in_bucket);

@@ -2,8 +2,8 @@
 
 use super::Pager;
 use crate::error::{Error, Result};
-use crate::evict::{Context, Departure};
-use crate::ids::{BlockId, Handle, NodeId, TOKEN_END, Token};
+use crate::evict::Departure;
+use crate::ids::{BlockId, CONTENT_START, Handle, NodeId, TOKEN_END, Token};
 use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
@@ -41,19 +41,18 @@ impl Pager {
     /// # Errors
     /// `EmptyPrompt`, `Token`; `NeverFits` if the pool is too small; `OutOfBlocks` if there is no room now; `Memory`.
     pub fn admit(&mut self, tokens: &[Token], namespace: &[u8], pinned: bool) -> Result<Handle> {
-        let admission = match self.plan(tokens, namespace) {
-            Ok(admission) => admission,
-            Err(error) => return self.refuse(error),
-        };
+        let plan = self.plan(tokens, namespace);
+        let admission = self.counted(plan)?;
         self.sequences.reserve(1)?;
+        let root = self.pin_root(namespace)?;
         let mut sequence = Box::new(Sequence {
             serial: self.sequences.next_serial(),
             state: State::Running,
             pinned,
             has_content: false,
             is_silent: false,
-            root: NodeId::NONE,
-            end: NodeId::NONE,
+            root,
+            end: root,
             path_blocks: 0,
             first_duplicate: Sequence::NO_DUPLICATE,
             table: Vec::new(),
@@ -63,7 +62,6 @@ impl Pager {
             num_committed: 0,
             lost_tokens: 0,
         });
-        let root = self.pin_root(namespace)?;
         if let Err(error) = self.carry_out(&mut sequence, root, tokens, &admission, true) {
             self.unpin_root(root);
             return Err(error);
@@ -84,10 +82,8 @@ impl Pager {
             pager.copy_tokens(sequence, &mut tokens);
             let mut name = with_capacity(pager.index.root(sequence.root).name.len())?;
             name.extend_from_slice(&pager.index.root(sequence.root).name);
-            let admission = match pager.plan(&tokens, &name) {
-                Ok(admission) => admission,
-                Err(error) => return pager.refuse(error),
-            };
+            let plan = pager.plan(&tokens, &name);
+            let admission = pager.counted(plan)?;
             // After a reset the namespace has a new root. The sequence moves there: it publishes again.
             let root = pager.pin_root(&name)?;
             if let Err(error) = pager.carry_out(sequence, root, &tokens, &admission, false) {
@@ -196,18 +192,14 @@ impl Pager {
         table.resize(hit_blocks, 0);
         self.walk_path(end, &mut table, is_admit);
         self.take(admission.blocks - hit_blocks, &mut table);
-        (sequence.root, sequence.end, sequence.path_blocks) =
-            if is_admit { (root, end, hit_blocks) } else { (sequence.root, end, hit_blocks) };
+        (sequence.end, sequence.path_blocks) = (end, hit_blocks);
         (sequence.table, sequence.tail) = (table, tail);
-        sequence.has_content |= bits >= crate::ids::CONTENT_START;
+        sequence.has_content |= bits >= CONTENT_START;
         (sequence.num_cached, sequence.num_committed) = (hit_tokens, hit_tokens);
         self.num_running += 1;
         self.num_running_pinned += usize::from(sequence.pinned);
         if is_admit {
-            self.evict.policy().on_admit(
-                Context { sequence: Some(sequence.serial), pinned: sequence.pinned, departure: Departure::Moved },
-                hit_blocks,
-            );
+            self.evict.policy().on_admit(Self::context(sequence, Departure::Moved), hit_blocks);
         }
         Ok(())
     }
@@ -217,9 +209,7 @@ impl Pager {
         if found.node.is_root() || found.within == self.index[found.node].run.len() {
             return Ok(found.node);
         }
-        let upper = self.index.split(found.node, found.within)?;
-        self.evict.split(found.node, upper);
-        Ok(upper)
+        self.split(found.node, found.within)
     }
 
     /// Fills in the ids of a path, and counts a hit of each node if `is_hit`.

@@ -4,7 +4,7 @@
 use super::Pager;
 use super::admit::check_tokens;
 use crate::error::{Error, Result};
-use crate::evict::Departure;
+use crate::evict::{Context, Departure};
 use crate::ids::{BlockId, CONTENT_START, Handle, TOKEN_END, Token};
 use crate::memory::with_capacity;
 use crate::sequence::Sequence;
@@ -68,9 +68,7 @@ impl Pager {
             let range = start / block_size..stop.div_ceil(block_size);
             let needed = sequence.table[range.clone()].iter().filter(|&&block| !pager.is_writable(block)).count();
             let mut taken = with_capacity(needed)?;
-            if let Err(error) = pager.check_room(needed) {
-                return pager.refuse(error);
-            }
+            pager.check_room(needed)?;
             pager.take(needed, &mut taken);
             let mut taken = taken.into_iter();
             for position in range {
@@ -91,10 +89,7 @@ impl Pager {
         let mut taken = Vec::with_capacity(self.copies.len());
         while let Some((source, target)) = self.copies.pop() {
             taken.push((source, target));
-            self.let_go_of_block(
-                source,
-                super::Context { sequence: None, pinned: false, departure: Departure::Copied },
-            );
+            self.let_go_of_block(source, Context::COPY);
         }
         self.counters.copies += taken.len() as u64;
         taken
@@ -117,9 +112,7 @@ impl Pager {
         let growth = len.div_ceil(block_size) - sequence.table.len();
         let needed = growth + usize::from(shared.is_some());
         if needed > 0 {
-            if let Err(error) = self.check_room(needed) {
-                return self.refuse(error);
-            }
+            self.check_room(needed)?;
             sequence.table.try_reserve(needed)?;
         }
         let bits = sequence.tail.extend(tokens, block_size)?;

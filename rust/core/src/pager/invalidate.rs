@@ -19,7 +19,9 @@ impl Pager {
             check_identity(identity)?;
         }
         self.index.start_epoch()?;
-        self.config.identity = identity.unwrap_or_else(|| std::mem::take(&mut self.config.identity));
+        if let Some(identity) = identity {
+            self.config.identity = identity;
+        }
         self.evict.retire();
         Ok(())
     }
@@ -48,8 +50,7 @@ impl Pager {
         }
         if found.within > 1 {
             // The last block, and what is below it, keeps the node's id.
-            let upper = self.index.split(found.node, found.within - 1)?;
-            self.evict.split(found.node, upper);
+            self.split(found.node, found.within - 1)?;
         }
         self.drop_subtree(found.node)
     }

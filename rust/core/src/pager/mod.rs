@@ -119,11 +119,11 @@ impl Pager {
     }
 
     /// Counts a call that is refused for want of blocks.
-    fn refuse<R>(&mut self, error: Error) -> Result<R> {
-        if matches!(error, Error::OutOfBlocks { .. } | Error::NeverFits { .. }) {
+    fn counted<R>(&mut self, result: Result<R>) -> Result<R> {
+        if let Err(Error::OutOfBlocks { .. } | Error::NeverFits { .. }) = result {
             self.counters.refused_calls += 1;
         }
-        Err(error)
+        result
     }
 
     // ---- hold and let go -------------------------------------------------------------------------------------------
@@ -186,6 +186,13 @@ impl Pager {
         self.index.remove(node);
     }
 
+    /// Splits a node behind its first `at` blocks, for the index and for eviction; answers the upper half.
+    fn split(&mut self, node: NodeId, at: usize) -> Result<NodeId> {
+        let upper = self.index.split(node, at)?;
+        self.evict.split(node, upper);
+        Ok(upper)
+    }
+
     /// Moves what the policy finds too much in one queue to another, block by block: a node in part is split.
     fn rebalance(&mut self) {
         while let Some(excess) = self.evict.excess() {
@@ -193,12 +200,9 @@ impl Pager {
                 break;
             };
             let blocks = self.index[node].run.len();
-            if blocks > excess.blocks {
-                // The deeper part moves. Without memory for a split the queue stays too long for now.
-                let Ok(upper) = self.index.split(node, blocks - excess.blocks) else {
-                    break;
-                };
-                self.evict.split(node, upper);
+            // The deeper part moves. Without memory for a split the queue stays too long for now.
+            if blocks > excess.blocks && self.split(node, blocks - excess.blocks).is_err() {
+                break;
             }
             self.evict.demote(node, blocks.min(excess.blocks), excess.to);
         }
@@ -239,7 +243,7 @@ impl Pager {
         if !self.copies.is_empty()
             && let Some(source) = self.copies.withdraw(block)
         {
-            self.let_go_of_block(source, Context { sequence: None, pinned: false, departure: Departure::Copied });
+            self.let_go_of_block(source, Context::COPY);
         }
     }
 
@@ -276,13 +280,13 @@ impl Pager {
         self.evict.evictable()
     }
 
-    /// Can `needed` blocks be taken?
-    fn check_room(&self, needed: usize) -> Result<()> {
+    /// Can `needed` blocks be taken? If not, the refusal is counted.
+    fn check_room(&mut self, needed: usize) -> Result<()> {
         let (free, evictable) = (self.num_free_blocks(), self.num_evictable_blocks());
         if needed <= free + evictable {
             return Ok(());
         }
-        Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks })
+        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks }))
     }
 
     /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by

@@ -104,10 +104,9 @@ impl Pager {
         let common = sequence.tail.common_blocks(&self.index[child].run, limit, block_size);
         let mut node = child;
         if common < self.index[child].run.len() {
-            let Ok(upper) = self.index.split(child, common) else {
+            let Ok(upper) = self.split(child, common) else {
                 return false;
             };
-            self.evict.split(child, upper);
             node = upper;
         }
         self.hold(node, 1);
