@@ -19,6 +19,7 @@ __all__ = [
     "OutOfBlocks",
     "Poisoned",
     "StaleHandle",
+    "StepError",
     "TokenError",
     "TokenTypeError",
     "TransferError",
@@ -80,6 +81,13 @@ class StaleHandle(KvPagerError, ValueError):
             "running": "is running: only a preempted sequence can be resumed",
         }.get(self.state, f"is {self.state}")
         return f"{self.call} refused: sequence {self.sequence_id} {what}"
+
+
+class StepError(KvPagerError, ValueError):
+    """A step, or a sequence that an open step names, was used out of order. Nothing was changed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class ConfigError(KvPagerError, ValueError):
