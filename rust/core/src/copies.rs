@@ -1,8 +1,9 @@
-//! The queue of block copies that single calls asked for (copy-on-write), until the caller takes it.
+//! Block copies (copy-on-write): the queue of those that single calls asked for, until the caller or a step takes it,
+//! and those that open steps have handed out (*lent*), until the step is committed or cancelled.
 //!
-//! A copy holds its source; its target needs no hold, and when the target is freed the copy is withdrawn. The queue
-//! is usually empty, so ordered maps serve: their cost is O(log n) in queued copies and independent of hash order
-//! (I11).
+//! A copy holds its source; its target needs no hold. When the target is freed, a queued copy is withdrawn, and a lent
+//! one is known to have come to nothing. There are usually none, so ordered maps serve: their cost is O(log n) in
+//! copies and independent of hash order (I11).
 
 use std::collections::BTreeMap;
 
@@ -13,18 +14,18 @@ use crate::ids::BlockId;
 pub struct Copies {
     /// Ticket -> (source, target), in the order of asking.
     queue: BTreeMap<u64, (BlockId, BlockId)>,
-    /// Target -> ticket.
+    /// Target -> ticket, of queued and lent copies whose target was not freed since.
     targets: BTreeMap<BlockId, u64>,
-    /// Source -> copies that read it.
+    /// Source -> queued and lent copies that read it.
     sources: BTreeMap<BlockId, u32>,
     next_ticket: u64,
 }
 
 impl Copies {
-    /// Is there none? (The usual case.)
+    /// Is no block the target of a copy? (The usual case.)
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.targets.is_empty()
     }
 
     /// Queued copies.
@@ -33,28 +34,77 @@ impl Copies {
         self.queue.len()
     }
 
-    /// Where a copy of `block` must read from: `block`, or the source of the copy that is still to fill it.
+    /// Where a copy of `block` must read from: `block`, or the source of the queued copy that is still to fill it.
     #[must_use]
     pub fn origin(&self, block: BlockId) -> BlockId {
-        self.targets.get(&block).map_or(block, |ticket| self.queue[ticket].0)
+        let copy = self.targets.get(&block).and_then(|ticket| self.queue.get(ticket));
+        copy.map_or(block, |&(source, _)| source)
     }
 
-    /// Queued copies that read a block.
+    /// Copies that read a block.
     #[must_use]
     pub fn readers(&self, block: BlockId) -> u32 {
         self.sources.get(&block).copied().unwrap_or(0)
     }
 
-    /// Queues a copy. The caller holds the source for it.
-    pub fn push(&mut self, source: BlockId, target: BlockId) {
-        debug_assert!(!self.targets.contains_key(&source) && !self.targets.contains_key(&target));
-        self.queue.insert(self.next_ticket, (source, target));
-        self.targets.insert(target, self.next_ticket);
-        *self.sources.entry(source).or_insert(0) += 1;
+    /// Queues a copy; answers its ticket. The caller holds the source for it.
+    pub fn push(&mut self, source: BlockId, target: BlockId) -> u64 {
+        debug_assert!(!self.targets.contains_key(&target) && self.origin(source) == source);
+        let ticket = self.next_ticket;
         self.next_ticket += 1;
+        self.queue.insert(ticket, (source, target));
+        self.targets.insert(target, ticket);
+        *self.sources.entry(source).or_insert(0) += 1;
+        ticket
+    }
+
+    /// Takes the oldest copy out of the queue for an open step: ticket, source, target.
+    pub fn lend(&mut self) -> Option<(u64, BlockId, BlockId)> {
+        let (ticket, (source, target)) = self.queue.pop_first()?;
+        Some((ticket, source, target))
+    }
+
+    /// Is the target of a lent copy still what it was then?
+    #[must_use]
+    pub fn is_current(&self, target: BlockId, ticket: u64) -> bool {
+        self.targets.get(&target) == Some(&ticket)
+    }
+
+    /// A lent copy is carried out, or comes to nothing. The caller lets go of its source.
+    pub fn end_loan(&mut self, ticket: u64, source: BlockId, target: BlockId) {
+        if self.is_current(target, ticket) {
+            self.targets.remove(&target);
+        }
+        self.forget_reader(source);
+    }
+
+    /// A lent copy is to be handed out again, before all that were asked for later.
+    pub fn take_back(&mut self, ticket: u64, source: BlockId, target: BlockId) {
+        debug_assert!(self.is_current(target, ticket));
+        self.queue.insert(ticket, (source, target));
+    }
+
+    /// Queued copies that read `from` read `to`; answers how many those are.
+    pub fn reroute(&mut self, from: BlockId, to: BlockId) -> u32 {
+        if self.readers(from) == 0 {
+            return 0;
+        }
+        let mut count = 0;
+        for (source, _) in self.queue.values_mut().filter(|(source, _)| *source == from) {
+            *source = to;
+            count += 1;
+        }
+        for _ in 0..count {
+            self.forget_reader(from);
+        }
+        if count > 0 {
+            *self.sources.entry(to).or_insert(0) += count;
+        }
+        count
     }
 
     /// Withdraws the copy into `target`, if there is one; answers its source, which the caller lets go of.
+    /// A lent one keeps its source until its step ends.
     pub fn withdraw(&mut self, target: BlockId) -> Option<BlockId> {
         let ticket = self.targets.remove(&target)?;
         let (source, _) = self.queue.remove(&ticket)?;

@@ -21,6 +21,8 @@ pub enum Error {
         evictable: usize,
         /// Blocks of the pool.
         total: usize,
+        /// Rows of a batch that did not fit into what the rows before them left.
+        rows: Box<[u32]>,
     },
     /// The request is larger than the pool: waiting will not help.
     NeverFits {
@@ -38,6 +40,8 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
+    /// A step, or a sequence that an open step names, was used out of order.
+    Step(String),
     /// A token outside 0..=2^31-1.
     Token {
         /// Its position in the argument.
@@ -58,7 +62,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OutOfBlocks { needed, free, evictable, total } => {
+            Self::OutOfBlocks { needed, free, evictable, total, .. } => {
                 write!(f, "needed {needed} blocks; {free} free and {evictable} evictable of {total}")
             }
             Self::NeverFits { needed, usable } => {
@@ -69,7 +73,7 @@ impl fmt::Display for Error {
                 write!(f, "token {value} at position {position} is outside 0..=2147483647")
             }
             Self::EmptyPrompt => f.write_str("an empty prompt"),
-            Self::Config(message) | Self::Value(message) => f.write_str(message),
+            Self::Config(message) | Self::Value(message) | Self::Step(message) => f.write_str(message),
             Self::Memory => f.write_str("the machine has no memory left"),
         }
     }

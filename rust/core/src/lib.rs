@@ -5,7 +5,7 @@
 //! 1. [`ids`], [`config`], [`error`], [`memory`]
 //! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`], [`namespace`]: structures that know nothing of pools
 //! 3. [`blocks`] (state of blocks), [`index`] (prefix tree), [`evict`] (policies): none knows the others
-//! 4. [`copies`], [`stats`], [`sequence`]
+//! 4. [`copies`], [`stats`], [`batch`], [`sequence`]
 //! 5. [`pager`]: the only meeting point
 //! 6. [`check`] (recounts everything), [`dump`] (draws it), [`replay`] (drives it with a trace)
 //!
@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod blocks;
 pub mod check;
 pub mod config;

@@ -1,5 +1,6 @@
 //! What the pager keeps of a sequence.
 
+use crate::batch::Seat;
 use crate::ids::{BlockId, NodeId};
 use crate::tail::Tail;
 
@@ -39,6 +40,8 @@ pub struct Sequence {
     pub has_content: bool,
     /// Part of its path was forgotten, and cut off since: it publishes nothing more.
     pub is_silent: bool,
+    /// Its row in a batch.
+    pub seat: Seat,
     /// Its namespace.
     pub root: NodeId,
     /// The node at the end of its path, pinned once by it; the root for an empty path.
@@ -48,11 +51,11 @@ pub struct Sequence {
     /// First table position whose block is not the path's although the path covers it (a duplicate); none:
     /// `usize::MAX`.
     pub first_duplicate: usize,
-    /// Logical block -> physical block.
+    /// Logical block -> physical block. It may lack the last token's block and have blocks beyond it.
     pub table: Vec<BlockId>,
     /// Tokens after the path.
     pub tail: Tail,
-    /// Tokens.
+    /// Tokens, placeholders included.
     pub len: usize,
     /// Found cached at admission.
     pub num_cached: usize,

@@ -58,6 +58,20 @@ impl<T> Slab<T> {
         }
     }
 
+    /// The element in a slot, if it is there.
+    #[must_use]
+    pub fn at(&self, slot: u32) -> Option<&T> {
+        self.slots.get(slot as usize)?.1.as_deref()
+    }
+
+    /// The element, unless it is gone.
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        match self.slots.get_mut(handle.slot as usize) {
+            Some((serial, Some(element))) if *serial == handle.serial => Some(element),
+            _ => None,
+        }
+    }
+
     /// Takes the element out for the length of a call; `put_back` ends that.
     pub fn take(&mut self, handle: Handle) -> Option<Box<T>> {
         match self.slots.get_mut(handle.slot as usize) {
@@ -74,6 +88,13 @@ impl<T> Slab<T> {
     /// The slot of an element that was taken out becomes free.
     pub fn retire(&mut self, handle: Handle) {
         self.free.push(handle.slot);
+    }
+
+    /// The handles of all elements.
+    #[must_use]
+    pub fn handles(&self) -> Vec<Handle> {
+        let present = self.slots.iter().enumerate().filter(|(_, (_, element))| element.is_some());
+        present.map(|(slot, (serial, _))| Handle { slot: slot as u32, serial: *serial }).collect()
     }
 
     /// All elements, in no order that means anything.

@@ -54,7 +54,10 @@ impl Tail {
     }
 
     /// Makes room for `more` tokens, so that adding them cannot fail.
-    fn reserve(&mut self, more: usize, block_size: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn reserve(&mut self, more: usize, block_size: usize) -> Result<()> {
         let full = run_blocks_max(block_size);
         let end = self.skip * block_size + self.len + more;
         let last_capacity = self.pieces.back().map_or(0, Run::capacity);
@@ -153,6 +156,14 @@ impl Tail {
         debug_assert!(offset < self.len);
         let at = self.skip * block_size + offset;
         self.pieces[at / Self::piece_tokens(block_size)].token_area(block_size)[at % Self::piece_tokens(block_size)]
+    }
+
+    /// Replaces the token at an offset from the tail's start.
+    pub fn set(&mut self, offset: usize, token: Token, block_size: usize) {
+        debug_assert!(offset < self.len);
+        let at = self.skip * block_size + offset;
+        let piece = &mut self.pieces[at / Self::piece_tokens(block_size)];
+        piece.token_area_mut(block_size)[at % Self::piece_tokens(block_size)] = token;
     }
 
     /// The tokens, in slices.

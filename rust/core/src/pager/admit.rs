@@ -1,6 +1,7 @@
 //! Admission: match, hold, take. And its peeks, which decide by the same code and change nothing.
 
 use super::Pager;
+use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{BlockId, CONTENT_START, Handle, NodeId, TOKEN_END, Token};
@@ -50,6 +51,7 @@ impl Pager {
             state: State::Running,
             pinned,
             has_content: false,
+            seat: Seat::None,
             is_silent: false,
             root,
             end: root,
@@ -149,7 +151,7 @@ impl Pager {
         if needed + reserve > free + evictable {
             check_tokens(tokens, 0)?;
             let needed = if needed > free + evictable { needed } else { needed + reserve };
-            return Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks });
+            return Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, rows: Box::default() });
         }
         Ok(admission)
     }

@@ -21,7 +21,8 @@ impl Pager {
         self.with_running(handle, "append", |pager, sequence| {
             let block_size = pager.config.block_size;
             let last = sequence.table[sequence.table.len() - 1];
-            let offset = sequence.len - (sequence.table.len() - 1) * block_size;
+            // Wraps, and so is large, where the table goes beyond the last token's block.
+            let offset = sequence.len.wrapping_sub((sequence.table.len() - 1) * block_size);
             // The usual decode step: room in a block of the sequence's own. Without a division, since this is called
             // for each token.
             if offset < block_size && token < TOKEN_END && pager.blocks.is_sole(last) && sequence.len < MAX_LEN {
@@ -54,30 +55,21 @@ impl Pager {
     /// `Stale`; `Value` unless `num_committed <= start <= stop <= len`; `OutOfBlocks`, `Memory`.
     pub fn slots(&mut self, handle: Handle, start: usize, stop: usize) -> Result<Vec<i64>> {
         self.with_running(handle, "slots", |pager, sequence| {
-            if !(sequence.num_committed <= start && start <= stop && stop <= sequence.len) {
+            let planned = pager.num_planned(sequence);
+            if !(planned <= start && start <= stop && stop <= sequence.len) {
                 return Err(Error::Value(format!(
-                    "slots({start}, {stop}): expected num_committed {} <= start <= stop <= len {}; committed positions are never written again",
-                    sequence.num_committed, sequence.len
+                    "slots({start}, {stop}): expected num_planned {planned} <= start <= stop <= len {}; what is committed, or given to a step, is not given again",
+                    sequence.len
                 )));
             }
             let mut slots = with_capacity(stop - start)?;
             if start == stop {
                 return Ok(slots);
             }
-            let block_size = pager.config.block_size;
-            let range = start / block_size..stop.div_ceil(block_size);
-            let needed = sequence.table[range.clone()].iter().filter(|&&block| !pager.is_writable(block)).count();
-            let mut taken = with_capacity(needed)?;
+            let needed = pager.blocks_for(sequence, start, stop);
             pager.check_room(needed)?;
-            pager.take(needed, &mut taken);
-            let mut taken = taken.into_iter();
-            for position in range {
-                if !pager.is_writable(sequence.table[position])
-                    && let Some(block) = taken.next()
-                {
-                    pager.replace(sequence, position, block);
-                }
-            }
+            sequence.table.try_reserve(needed)?;
+            pager.prepare(sequence, start, stop, planned, needed);
             pager.push_slots(sequence, start, stop, &mut slots);
             Ok(slots)
         })
@@ -105,12 +97,8 @@ impl Pager {
         if tokens.is_empty() {
             return Ok(());
         }
-        // The block of the first new position, if the sequence has it already.
-        let shared = (!sequence.len.is_multiple_of(block_size))
-            .then(|| sequence.table.len() - 1)
-            .filter(|&position| !self.is_writable(sequence.table[position]));
-        let growth = len.div_ceil(block_size) - sequence.table.len();
-        let needed = growth + usize::from(shared.is_some());
+        let (start, planned) = (sequence.len, self.num_planned(sequence));
+        let needed = self.blocks_for(sequence, start, len);
         if needed > 0 {
             self.check_room(needed)?;
             sequence.table.try_reserve(needed)?;
@@ -118,26 +106,67 @@ impl Pager {
         let bits = sequence.tail.extend(tokens, block_size)?;
         sequence.has_content |= bits >= CONTENT_START;
         sequence.len = len;
-        if needed > 0 {
-            let end = sequence.table.len();
-            self.take(needed, &mut sequence.table);
-            if let Some(position) = shared {
-                let block = sequence.table.remove(end);
-                self.replace(sequence, position, block);
-            }
-        }
+        self.prepare(sequence, start, len, planned, needed);
         Ok(())
     }
 
-    /// Puts a block of the sequence's own in the place of one that it may not write.
-    fn replace(&mut self, sequence: &mut Sequence, position: usize, block: BlockId) {
-        let old = std::mem::replace(&mut sequence.table[position], block);
-        if position * self.config.block_size < sequence.num_committed {
-            let source = self.copies.origin(old);
-            self.hold_block(source, 1);
-            self.copies.push(source, block);
+    /// Blocks to take before positions `start..stop` can be written: one for each that the table lacks up to there,
+    /// and one in the place of each that others hold, too.
+    pub(super) fn blocks_for(&self, sequence: &Sequence, start: usize, stop: usize) -> usize {
+        let missing = stop.div_ceil(self.config.block_size).saturating_sub(sequence.table.len());
+        missing + self.shared_in(sequence, start, stop).count()
+    }
+
+    /// Table positions of `start..stop` whose blocks others hold, too.
+    pub(super) fn shared_in(&self, sequence: &Sequence, start: usize, stop: usize) -> impl Iterator<Item = usize> {
+        let block_size = self.config.block_size;
+        let range = start / block_size..stop.div_ceil(block_size).min(sequence.table.len());
+        range.filter(|&at| !self.is_writable(sequence.table[at]))
+    }
+
+    /// Takes the `needed` blocks that make positions `start..stop` writable, into a table that has room for them.
+    fn prepare(&mut self, sequence: &mut Sequence, start: usize, stop: usize, planned: usize, needed: usize) {
+        if needed == 0 {
+            return;
+        }
+        let block_size = self.config.block_size;
+        let end = sequence.table.len();
+        self.take(needed, &mut sequence.table);
+        // What was taken first replaces what is shared; the rest is where it belongs.
+        let (mut next, mut first) = (end, end);
+        for at in start / block_size..stop.div_ceil(block_size).min(end) {
+            if self.is_writable(sequence.table[at]) {
+                continue;
+            }
+            let block = sequence.table[next];
+            if let Some(source) = self.replace(sequence, at, planned, block) {
+                self.copies.push(source, block);
+            }
+            first = first.min(at);
+            next += 1;
+        }
+        sequence.table.drain(end..next);
+        self.patch(sequence, first);
+    }
+
+    /// Puts a block of the sequence's own in the place of one that it may not write. Answers what must be copied into
+    /// it, if anything, and holds that for the copy.
+    pub(super) fn replace(
+        &mut self,
+        sequence: &mut Sequence,
+        at: usize,
+        planned: usize,
+        block: BlockId,
+    ) -> Option<BlockId> {
+        let old = std::mem::replace(&mut sequence.table[at], block);
+        let mut source = None;
+        if at * self.config.block_size < planned {
+            let origin = self.copies.origin(old);
+            self.hold_block(origin, 1);
+            source = Some(origin);
         }
         self.let_go_of_block(old, Self::context(sequence, Departure::Moved));
+        source
     }
 
     fn slot(&self, sequence: &Sequence, position: usize) -> i64 {

@@ -1,6 +1,7 @@
 //! The life of a sequence after admission: fork, truncate, preempt, release.
 
 use super::{Context, ExtraHold, Pager};
+use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
@@ -33,7 +34,8 @@ impl Pager {
             let more = count as u32;
             pager.index.root_mut(sequence.root).pins += more;
             pager.hold(sequence.end, more);
-            pager.each_table_only(sequence, 0, |pager, block| pager.hold_block(block, more));
+            let shared = children[0].table.len();
+            pager.each_table_only(sequence, 0..shared, |pager, block| pager.hold_block(block, more));
             pager.num_running += count;
             for mut child in children {
                 child.serial = pager.sequences.next_serial();
@@ -43,16 +45,22 @@ impl Pager {
         })
     }
 
+    /// A child knows what is known, and shares the blocks of that.
     fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
         let block_size = self.config.block_size;
-        let mut table = with_capacity(parent.table.len())?;
-        table.extend_from_slice(&parent.table);
+        let len = self.num_known(parent);
+        let blocks = parent.table.len().min(len.div_ceil(block_size));
+        let mut table = with_capacity(blocks)?;
+        table.extend_from_slice(&parent.table[..blocks]);
         let mut tail = Tail::default();
         for slice in parent.tail.slices(block_size) {
             tail.extend(slice, block_size)?;
         }
+        if len < parent.len {
+            tail.truncate(len - parent.path_blocks * block_size, block_size);
+        }
         // What is forked from a held prefix runs.
-        Ok(Box::new(Sequence { table, tail, pinned: false, lost_tokens: 0, ..*parent }))
+        Ok(Box::new(Sequence { table, tail, len, pinned: false, lost_tokens: 0, seat: Seat::None, ..*parent }))
     }
 
     /// Keeps the first `len` tokens.
@@ -64,21 +72,31 @@ impl Pager {
             if len == 0 || len > sequence.len {
                 return Err(Error::Value(format!("truncate({len}): expected 1..={}", sequence.len)));
             }
-            let blocks = len.div_ceil(pager.config.block_size);
             if len / pager.config.block_size < sequence.path_blocks {
                 pager.cut_path(sequence, len)?;
-            } else {
-                let context = Self::context(sequence, Departure::Moved);
-                let path_tokens = sequence.path_blocks * pager.config.block_size;
-                pager.each_table_only(sequence, blocks, |pager, block| pager.let_go_of_block(block, context));
-                sequence.tail.truncate(len - path_tokens, pager.config.block_size);
             }
-            sequence.table.truncate(blocks);
-            sequence.len = len;
-            sequence.num_cached = sequence.num_cached.min(len);
-            sequence.num_committed = sequence.num_committed.min(len);
+            pager.cut_table(sequence, len.div_ceil(pager.config.block_size));
+            pager.cut_tokens(sequence, len);
+            pager.void(sequence, len);
+            pager.patch(sequence, sequence.table.len());
             Ok(())
         })
+    }
+
+    /// Keeps the first `blocks` entries of a table, all of the path among them.
+    pub(super) fn cut_table(&mut self, sequence: &mut Sequence, blocks: usize) {
+        let context = Self::context(sequence, Departure::Moved);
+        self.each_table_only(sequence, blocks..usize::MAX, |pager, block| pager.let_go_of_block(block, context));
+        sequence.table.truncate(blocks);
+    }
+
+    /// Keeps the first `len` tokens, all of the path among them.
+    pub(super) fn cut_tokens(&self, sequence: &mut Sequence, len: usize) {
+        let block_size = self.config.block_size;
+        sequence.tail.truncate(len - sequence.path_blocks * block_size, block_size);
+        sequence.len = len;
+        sequence.num_cached = sequence.num_cached.min(len);
+        sequence.num_committed = sequence.num_committed.min(len);
     }
 
     /// The new end lies on the path: the path ends there, and a block that the cut goes through stays in the table,
@@ -98,9 +116,8 @@ impl Pager {
             extra.holds += 1;
             self.hold(node, 1);
         }
-        let context = Self::context(sequence, Departure::Moved);
-        self.each_table_only(sequence, blocks, |pager, block| pager.let_go_of_block(block, context));
-        self.let_go(sequence.end, context);
+        self.cut_table(sequence, blocks);
+        self.let_go(sequence.end, Self::context(sequence, Departure::Moved));
         if sequence.first_duplicate >= path_blocks {
             sequence.first_duplicate = Sequence::NO_DUPLICATE;
         }
@@ -145,7 +162,10 @@ impl Pager {
         self.with_running(handle, "preempt", |pager, sequence| {
             let mut tokens = with_capacity(sequence.len)?;
             pager.copy_tokens(sequence, &mut tokens);
+            tokens.truncate(pager.num_known(sequence));
             let (tail, bits) = Tail::from_tokens(&tokens, pager.config.block_size)?;
+            pager.vacate(sequence, handle);
+            sequence.len = tokens.len();
             pager.give_back(sequence, Self::context(sequence, Departure::Preempted));
             sequence.tail = tail;
             sequence.has_content |= bits >= CONTENT_START;
@@ -163,10 +183,11 @@ impl Pager {
 
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
     pub fn release(&mut self, handle: Handle, departure: Departure) {
-        let Some(sequence) = self.sequences.take(handle) else {
+        let Some(mut sequence) = self.sequences.take(handle) else {
             self.counters.noop_calls += 1;
             return;
         };
+        self.vacate(&mut sequence, handle);
         match sequence.state {
             State::Running => self.give_back(&sequence, Self::context(&sequence, departure)),
             State::Preempted => self.num_preempted -= 1,
@@ -185,7 +206,7 @@ impl Pager {
     }
 
     fn give_back(&mut self, sequence: &Sequence, context: Context) {
-        self.each_table_only(sequence, 0, |pager, block| pager.let_go_of_block(block, context));
+        self.each_table_only(sequence, 0..usize::MAX, |pager, block| pager.let_go_of_block(block, context));
         self.let_go(sequence.end, context);
         self.num_running -= 1;
         self.num_running_pinned -= usize::from(sequence.pinned);

@@ -10,9 +10,14 @@ mod invalidate;
 mod life;
 mod publish;
 mod read;
+mod rows;
+mod step;
+mod step_end;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use crate::batch::Batch;
 use crate::blocks::{Blocks, State as BlockState};
 use crate::config::Config;
 use crate::copies::Copies;
@@ -26,6 +31,8 @@ use crate::slab::Slab;
 use crate::stats::Counters;
 
 pub use admit::PrefixMatch;
+pub use step::Counts;
+pub use step_end::Outcome;
 pub(crate) use admit::check_tokens;
 
 /// A KV-cache pager.
@@ -37,6 +44,7 @@ pub struct Pager {
     pub(crate) evict: Eviction,
     pub(crate) copies: Copies,
     pub(crate) sequences: Slab<Sequence>,
+    pub(crate) batches: Slab<Batch>,
     /// Indexed blocks that somebody holds beside the paths that lead to them: a table entry below its sequence's
     /// path, or a queued copy. Such a block is the last of its node's run, and each such hold is one of that node's
     /// pins. Rare: forks of what was not yet committed, and sequences truncated into a published block.
@@ -78,6 +86,7 @@ impl Pager {
             evict: Eviction::new(config.policy, config.num_blocks)?,
             copies: Copies::default(),
             sequences: Slab::default(),
+            batches: Slab::default(),
             extra_holds: BTreeMap::new(),
             counters: Counters::default(),
             num_running: 0,
@@ -109,6 +118,7 @@ impl Pager {
         let Some(mut sequence) = self.sequences.take(handle) else {
             return Err(Error::Stale { sequence: handle.serial, state: "released", call: name });
         };
+        self.leave_row(&mut sequence);
         let result = if sequence.state == state {
             call(self, &mut sequence)
         } else {
@@ -247,16 +257,17 @@ impl Pager {
         }
     }
 
-    /// Calls `f` with each table entry from position `from` on that is not on the sequence's path, deepest first.
-    fn each_table_only(&mut self, sequence: &Sequence, from: usize, mut f: impl FnMut(&mut Self, BlockId)) {
-        for &block in sequence.table[from.max(sequence.path_blocks)..].iter().rev() {
-            f(self, block);
+    /// Calls `f` with each table entry in a range of positions that is not on the sequence's path, deepest first.
+    fn each_table_only(&mut self, sequence: &Sequence, range: Range<usize>, mut f: impl FnMut(&mut Self, BlockId)) {
+        let stop = range.end.min(sequence.table.len());
+        for position in (range.start.max(sequence.path_blocks)..stop).rev() {
+            f(self, sequence.table[position]);
         }
-        let from = from.max(sequence.first_duplicate);
+        let from = range.start.max(sequence.first_duplicate);
         let (mut node, mut end) = (sequence.end, sequence.path_blocks);
         while end > from {
             let start = end - self.index[node].run.len();
-            for position in (start.max(from)..end).rev() {
+            for position in (start.max(from)..end.min(stop)).rev() {
                 let block = sequence.table[position];
                 if block != self.index[node].run.blocks(self.config.block_size)[position - start] {
                     f(self, block);
@@ -286,7 +297,7 @@ impl Pager {
         if needed <= free + evictable {
             return Ok(());
         }
-        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks }))
+        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, rows: Box::default() }))
     }
 
     /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by

@@ -19,17 +19,28 @@ impl Pager {
             if end > sequence.len {
                 return Err(Error::Value(format!("commit({end}): the sequence has {} tokens", sequence.len)));
             }
+            if pager.is_named(sequence) {
+                return Err(Error::Step(format!(
+                    "commit: an open step names sequence {}; commit the step, or cancel it first",
+                    handle.serial
+                )));
+            }
             if end > sequence.num_committed {
-                // Looked at only when a block has become full: a run of content tokens that cannot be published now would
-                // otherwise be compared again at each token.
-                let full_before = sequence.num_committed / pager.config.block_size;
-                sequence.num_committed = end;
-                if end / pager.config.block_size > full_before {
-                    pager.publish(sequence);
-                }
+                pager.commit_to(sequence, end);
             }
             Ok(())
         })
+    }
+
+    /// Positions below `end` are written.
+    pub(super) fn commit_to(&mut self, sequence: &mut Sequence, end: usize) {
+        // Looked at only when a block has become full: a run of content tokens that cannot be published now would
+        // otherwise be compared again at each token.
+        let full_before = sequence.num_committed / self.config.block_size;
+        sequence.num_committed = end;
+        if end / self.config.block_size > full_before {
+            self.publish(sequence);
+        }
     }
 
     /// Publishes the full committed blocks below the path. Where the allocator refuses, the rest waits for the next

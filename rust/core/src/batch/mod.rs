@@ -1,0 +1,316 @@
+//! A batch: rows of sequences that are stepped together, and the steps that are open.
+//!
+//! A row keeps a copy of what a usual decode step needs of its sequence, so that such a step and its commit touch
+//! only consecutive memory:
+//!
+//! ```text
+//! tokens of the sequence   |-- in the tree --|-- in its tail --|-- pending here --|
+//! positions                0                                   flushed           len
+//! may be written as is                               planned ..... limit
+//! ```
+//!
+//! A row whose `limit` is 0 is *cold*: its sequence has been used on its own since, and the next step looks at it
+//! again. What is pending is *flushed* into the sequence before anybody else reads that.
+
+mod arrays;
+mod plan;
+mod shape;
+
+use std::collections::BTreeSet;
+
+use crate::error::Result;
+use crate::ids::{BlockId, Handle, Token};
+use crate::memory::with_capacity;
+
+pub use arrays::Arrays;
+pub use plan::{Growth, LentCopy, Plan, Planned};
+pub use shape::{BUFFERS_MAX, MAX_SEQS_LIMIT, Shape};
+
+/// Most tokens that wait in a row.
+pub const PENDING_MAX: usize = 16 + BUFFERS_MAX;
+
+/// The token of a position whose token is not known yet.
+pub const PLACEHOLDER: Token = Token::MAX;
+
+/// No row.
+pub const NO_ROW: u32 = u32::MAX;
+
+/// Where a sequence is in batches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seat {
+    /// In none.
+    None,
+    /// In a row.
+    Row {
+        /// The batch.
+        batch: Handle,
+        /// Its row.
+        row: u32,
+    },
+    /// In no row any more, but perhaps named by steps that are still open.
+    Left {
+        /// The batch.
+        batch: Handle,
+        /// Its row in the step of each buffer, as of that step.
+        plan_rows: [u32; BUFFERS_MAX],
+    },
+}
+
+/// What a step needs of a row's sequence. All zero for an empty row.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Row {
+    /// Positions given to steps.
+    pub planned: u32,
+    /// Positions from `planned` up to here lie in one block, which may be written as it is; 0: look again.
+    pub limit: u32,
+    /// Tokens, placeholders included.
+    pub len: u32,
+    /// Tokens that the sequence itself has; the others are pending.
+    pub flushed: u32,
+    /// Positions whose KV is written.
+    pub committed: u32,
+    /// Committing up to here makes a block full.
+    pub publish_at: u32,
+    /// Slot of a position below `limit`, less the position.
+    pub slot_base: i64,
+}
+
+/// A row that the step's usual path does not cover.
+#[derive(Clone, Copy, Debug)]
+pub struct Slow {
+    /// The row.
+    pub row: u32,
+    /// Positions to plan.
+    pub num: u32,
+    /// Of these, positions beyond the sequence's tokens.
+    pub added: u32,
+    /// Where their tokens start in the argument.
+    pub tokens_at: u32,
+    /// Blocks to take.
+    pub needed: u32,
+}
+
+/// Rows, and open steps.
+#[derive(Debug)]
+pub struct Batch {
+    pub shape: Shape,
+    pub rows: Vec<Row>,
+    /// The sequence of each row.
+    pub sequences: Vec<Option<Handle>>,
+    /// Pending tokens, `PENDING_MAX` for each row.
+    pub pending: Vec<Token>,
+    /// For each buffer and row: its row in that buffer's step, as of that step.
+    pub plan_rows: Vec<Vec<u32>>,
+    /// The step of each buffer.
+    pub plans: Vec<Plan>,
+    /// The oldest open step, and the next one. Step k is in buffer k mod buffers.
+    pub oldest: u64,
+    pub next: u64,
+    /// Sequences that left their row while a step named them.
+    pub left: Vec<Handle>,
+    /// Empty rows below the last one in use.
+    pub holes: BTreeSet<u32>,
+    pub num_sequences: usize,
+    /// For each buffer, and for `updates` (the last): rows whose table differs from what is written there, from a
+    /// column on.
+    pub patches: Vec<Vec<(u32, u32)>>,
+    /// For each buffer: columns written in each row, rows and tokens written, and the last `query_start_loc`.
+    pub written: Vec<arrays::Written>,
+    // Scratch of one call, kept so that a steady step allocates nothing.
+    pub slow: Vec<Slow>,
+    pub taken: Vec<BlockId>,
+    pub shared: Vec<BlockId>,
+    /// Copies that this call asked for: ticket, row, column.
+    pub own_copies: Vec<(u64, u32, u32)>,
+}
+
+impl Batch {
+    /// An empty batch.
+    ///
+    /// # Errors
+    /// `Config` for a shape outside its limits; `Memory`.
+    pub fn new(shape: Shape) -> Result<Self> {
+        shape.validate()?;
+        let (rows, buffers) = (shape.max_seqs, shape.buffers);
+        let per_buffer = || -> Result<Vec<Vec<u32>>> { (0..buffers).map(|_| with_capacity(rows)).collect() };
+        let mut batch = Self {
+            rows: with_capacity(rows)?,
+            sequences: with_capacity(rows)?,
+            pending: with_capacity(rows * PENDING_MAX)?,
+            plan_rows: per_buffer()?,
+            plans: Vec::new(),
+            oldest: 0,
+            next: 0,
+            left: Vec::new(),
+            holes: BTreeSet::new(),
+            num_sequences: 0,
+            patches: Vec::new(),
+            written: Vec::new(),
+            slow: with_capacity(rows)?,
+            taken: Vec::new(),
+            shared: Vec::new(),
+            own_copies: Vec::new(),
+            shape,
+        };
+        for _ in 0..buffers {
+            batch.plans.push(Plan::with_rows(rows)?);
+            batch.written.push(arrays::Written::with_rows(rows)?);
+        }
+        for _ in 0..=buffers {
+            batch.patches.push(with_capacity(2 * rows)?);
+        }
+        Ok(batch)
+    }
+
+    // ---- steps -----------------------------------------------------------------------------------------------------
+
+    /// Open steps.
+    #[must_use]
+    pub const fn num_open(&self) -> usize {
+        (self.next - self.oldest) as usize
+    }
+
+    /// The buffer of a step.
+    #[must_use]
+    pub const fn buffer_of(&self, step: u64) -> usize {
+        (step % self.shape.buffers as u64) as usize
+    }
+
+    fn plan_row(&self, seat: Seat, buffer: usize) -> u32 {
+        match seat {
+            Seat::None => NO_ROW,
+            Seat::Row { row, .. } => self.plan_rows[buffer][row as usize],
+            Seat::Left { plan_rows, .. } => plan_rows[buffer],
+        }
+    }
+
+    /// The open rows that name a sequence, newest first.
+    pub fn naming(&self, seat: Seat) -> impl Iterator<Item = &Planned> {
+        (self.oldest..self.next).rev().filter_map(move |step| {
+            let buffer = self.buffer_of(step);
+            let planned = self.plans[buffer].rows.get(self.plan_row(seat, buffer) as usize)?;
+            planned.is_named.then_some(planned)
+        })
+    }
+
+    /// The sequence was cut to `len` tokens: open rows that end behind that are void.
+    pub fn void(&mut self, seat: Seat, len: usize) {
+        for step in self.oldest..self.next {
+            let buffer = self.buffer_of(step);
+            let row = self.plan_row(seat, buffer) as usize;
+            if let Some(planned) = self.plans[buffer].rows.get_mut(row)
+                && planned.end as usize > len
+            {
+                planned.is_named = false;
+            }
+        }
+    }
+
+    // ---- rows ------------------------------------------------------------------------------------------------------
+
+    /// The lowest empty row, if there is one.
+    #[must_use]
+    pub fn empty_row(&self) -> Option<u32> {
+        match self.holes.first() {
+            Some(&hole) => Some(hole),
+            None => (self.rows.len() < self.shape.max_seqs).then_some(self.rows.len() as u32),
+        }
+    }
+
+    /// Puts a sequence into the lowest empty row, which there is.
+    pub fn seat(&mut self, sequence: Handle) -> u32 {
+        let row = self.holes.pop_first().unwrap_or_else(|| {
+            self.rows.push(Row::default());
+            self.sequences.push(None);
+            self.pending.resize(self.rows.len() * PENDING_MAX, 0);
+            for plan_rows in &mut self.plan_rows {
+                plan_rows.push(NO_ROW);
+            }
+            self.rows.len() as u32 - 1
+        });
+        self.sequences[row as usize] = Some(sequence);
+        self.num_sequences += 1;
+        self.patch(row, 0);
+        row
+    }
+
+    /// Empties a row.
+    pub fn unseat(&mut self, row: u32) {
+        let at = row as usize;
+        self.rows[at] = Row::default();
+        self.sequences[at] = None;
+        for plan_rows in &mut self.plan_rows {
+            plan_rows[at] = NO_ROW;
+        }
+        self.num_sequences -= 1;
+        self.holes.insert(row);
+        self.patch(row, 0);
+        while self.sequences.last() == Some(&None) {
+            self.sequences.pop();
+            self.rows.pop();
+            for plan_rows in &mut self.plan_rows {
+                plan_rows.pop();
+            }
+            self.holes.remove(&(self.rows.len() as u32));
+        }
+        self.pending.truncate(self.rows.len() * PENDING_MAX);
+    }
+
+    /// Moves the sequence of the last row to an empty one.
+    pub fn move_last(&mut self, to: u32) {
+        let (from, at) = (self.rows.len() - 1, to as usize);
+        self.rows[at] = self.rows[from];
+        self.sequences[at] = self.sequences[from];
+        self.pending.copy_within(from * PENDING_MAX..(from + 1) * PENDING_MAX, at * PENDING_MAX);
+        for plan_rows in &mut self.plan_rows {
+            plan_rows[at] = plan_rows[from];
+        }
+        self.holes.remove(&to);
+        self.num_sequences += 1;
+        self.unseat(from as u32);
+        self.patch(to, 0);
+        self.mark_moved();
+    }
+
+    /// Rows of open steps can no longer be found by their number.
+    pub fn mark_moved(&mut self) {
+        for step in self.oldest..self.next {
+            let buffer = self.buffer_of(step);
+            self.plans[buffer].is_moved = true;
+        }
+    }
+
+    /// The tokens that wait in a row.
+    #[must_use]
+    pub fn pending(&self, row: usize) -> &[Token] {
+        let waiting = (self.rows[row].len - self.rows[row].flushed) as usize;
+        &self.pending[row * PENDING_MAX..][..waiting]
+    }
+
+    /// A row's table changed from a column on.
+    pub fn patch(&mut self, row: u32, column: usize) {
+        for patches in &mut self.patches {
+            push_patch(patches, row, column as u32);
+        }
+    }
+
+    /// What `updates` shows next has this row from a column on.
+    pub fn patch_updates(&mut self, row: u32, column: u32) {
+        if let Some(patches) = self.patches.last_mut() {
+            push_patch(patches, row, column);
+        }
+    }
+}
+
+fn push_patch(patches: &mut Vec<(u32, u32)>, row: u32, column: u32) {
+    if patches.len() == patches.capacity() {
+        compact(patches);
+    }
+    patches.push((row, column));
+}
+
+/// Leaves one patch for each row, in order.
+pub fn compact(patches: &mut Vec<(u32, u32)>) {
+    patches.sort_unstable();
+    patches.dedup_by_key(|patch| patch.0);
+}

@@ -1,0 +1,110 @@
+//! What a step that is open has promised.
+
+use crate::error::Result;
+use crate::ids::BlockId;
+use crate::memory::with_capacity;
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// Behind its last position.
+    pub end: u32,
+    /// Positions; 0 for a row that was left out.
+    pub num: u32,
+    /// Drafts among them.
+    pub drafts: u32,
+    /// Does it start with a placeholder that it added?
+    pub has_placeholder: bool,
+    /// Does it (still) name its sequence?
+    pub is_named: bool,
+}
+
+impl Planned {
+    /// A row that was left out.
+    pub const NOTHING: Self = Self { end: 0, num: 0, drafts: 0, has_placeholder: false, is_named: false };
+
+    /// Tokens that the step added to the sequence.
+    #[must_use]
+    pub const fn added(&self) -> u32 {
+        self.drafts + self.has_placeholder as u32
+    }
+}
+
+/// Blocks that a step appended to a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth {
+    /// Row of the step.
+    pub row: u32,
+    /// Entries before.
+    pub before: u32,
+    /// Entries after.
+    pub after: u32,
+}
+
+/// A copy that a step handed out.
+#[derive(Clone, Copy, Debug)]
+pub struct LentCopy {
+    /// Read, and held by the step.
+    pub source: BlockId,
+    /// Written.
+    pub target: BlockId,
+    /// Names it among all copies.
+    pub ticket: u64,
+    /// Row of the step that it was made for; `NO_ROW` if a single call had queued it.
+    pub row: u32,
+    /// Position in that row's table.
+    pub column: u32,
+}
+
+/// One step.
+#[derive(Debug)]
+pub struct Plan {
+    pub rows: Vec<Planned>,
+    pub copies: Vec<LentCopy>,
+    pub growths: Vec<Growth>,
+    /// What `updates` shows: row, first column, end column.
+    pub updates: Vec<(u32, u32, u32)>,
+    pub num_tokens: usize,
+    /// Have rows moved or been removed since?
+    pub is_moved: bool,
+}
+
+impl Plan {
+    /// No step, without room for one.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self {
+            rows: Vec::new(),
+            copies: Vec::new(),
+            growths: Vec::new(),
+            updates: Vec::new(),
+            num_tokens: 0,
+            is_moved: false,
+        }
+    }
+
+    /// A new step begins.
+    pub fn begin(&mut self, num_tokens: usize) {
+        self.rows.clear();
+        self.copies.clear();
+        self.growths.clear();
+        self.updates.clear();
+        self.num_tokens = num_tokens;
+        self.is_moved = false;
+    }
+
+    /// Room for the step of so many rows.
+    ///
+    /// # Errors
+    /// `Memory`.
+    pub fn with_rows(rows: usize) -> Result<Self> {
+        Ok(Self {
+            rows: with_capacity(rows)?,
+            copies: Vec::new(),
+            growths: with_capacity(rows)?,
+            updates: with_capacity(rows)?,
+            num_tokens: 0,
+            is_moved: false,
+        })
+    }
+}

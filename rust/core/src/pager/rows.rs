@@ -1,0 +1,320 @@
+//! Rows of batches: who sits where, and what a row keeps of its sequence.
+
+use super::Pager;
+use crate::batch::{Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Row, Seat, Shape};
+use crate::error::{Error, Result};
+use crate::ids::{CONTENT_START, Handle, Token};
+use crate::memory::with_capacity;
+use crate::sequence::Sequence;
+
+impl Pager {
+    /// A batch without sequences.
+    ///
+    /// # Errors
+    /// `Config`, `Memory`.
+    pub fn batch(&mut self, shape: Shape) -> Result<Handle> {
+        self.batches.reserve(1)?;
+        Ok(self.batches.insert(Box::new(Batch::new(shape)?)))
+    }
+
+    /// The batch behind a handle.
+    #[must_use]
+    pub fn get_batch(&self, batch: Handle) -> Option<&Batch> {
+        self.batches.get(batch)
+    }
+
+    /// Runs `call` on a batch, which is out of the slab meanwhile.
+    pub(super) fn with_batch<R>(
+        &mut self,
+        handle: Handle,
+        call: impl FnOnce(&mut Self, &mut Batch) -> Result<R>,
+    ) -> Result<R> {
+        let Some(mut batch) = self.batches.take(handle) else {
+            return Err(Error::Value("the batch is closed".to_owned()));
+        };
+        let result = call(self, &mut batch);
+        self.batches.put_back(handle, batch);
+        result
+    }
+
+    /// Puts a sequence into the batch's lowest empty row; answers that.
+    ///
+    /// # Errors
+    /// `Stale` unless it is running; `Value` if it is in a batch, or there is no room for it.
+    pub fn add_row(&mut self, handle: Handle, sequence: Handle) -> Result<u32> {
+        let running = self.running(sequence, "add")?;
+        let (seat, columns) = (running.seat, running.table.len());
+        self.with_batch(handle, |pager, batch| {
+            match seat {
+                Seat::Row { .. } => {
+                    return Err(Error::Value(format!("sequence {} is in a batch already", sequence.serial)));
+                }
+                Seat::Left { batch: other, .. }
+                    if other != handle
+                        && pager.batches.get(other).is_some_and(|other| other.naming(seat).next().is_some()) =>
+                {
+                    return Err(Error::Value(format!(
+                        "sequence {} is named by an open step of another batch: commit or cancel that first",
+                        sequence.serial
+                    )));
+                }
+                Seat::Left { .. } | Seat::None => {}
+            }
+            if columns > batch.shape.max_blocks {
+                return Err(Error::Value(format!(
+                    "sequence {} has {columns} blocks; a row has room for max_blocks {}",
+                    sequence.serial, batch.shape.max_blocks
+                )));
+            }
+            if batch.empty_row().is_none() {
+                return Err(Error::Value(format!("all {} rows are in use: max_seqs", batch.shape.max_seqs)));
+            }
+            let row = batch.seat(sequence);
+            if let Seat::Left { batch: same, plan_rows } = seat
+                && same == handle
+            {
+                // It may still be named here.
+                for (at, rows) in batch.plan_rows.iter_mut().enumerate() {
+                    rows[row as usize] = plan_rows[at];
+                }
+                batch.left.retain(|&left| left != sequence);
+                batch.mark_moved();
+            }
+            if let Some(sequence) = pager.sequences.get_mut(sequence) {
+                sequence.seat = Seat::Row { batch: handle, row };
+            }
+            Ok(row)
+        })
+    }
+
+    /// Empties the row of a sequence; answers which it was. Open steps go on naming the sequence.
+    ///
+    /// # Errors
+    /// `Stale` if it is released; `Value` if it is not in this batch.
+    pub fn remove_row(&mut self, handle: Handle, sequence: Handle) -> Result<u32> {
+        let seat = self.sequence(sequence, "remove")?.seat;
+        let Seat::Row { batch, row } = seat else {
+            return Err(Error::Value(format!("sequence {} is in no batch", sequence.serial)));
+        };
+        if batch != handle {
+            return Err(Error::Value(format!("sequence {} is in another batch", sequence.serial)));
+        }
+        self.flush_row(sequence);
+        let Some(batch) = self.batches.get_mut(handle) else { return Ok(row) };
+        let mut seat = Seat::None;
+        if batch.naming(Seat::Row { batch: handle, row }).next().is_some() {
+            batch.left.try_reserve(1)?;
+            batch.left.push(sequence);
+            let mut plan_rows = [NO_ROW; crate::batch::BUFFERS_MAX];
+            for (at, rows) in batch.plan_rows.iter().enumerate() {
+                plan_rows[at] = rows[row as usize];
+            }
+            seat = Seat::Left { batch: handle, plan_rows };
+            batch.mark_moved();
+        }
+        batch.unseat(row);
+        if let Some(sequence) = self.sequences.get_mut(sequence) {
+            sequence.seat = seat;
+        }
+        Ok(row)
+    }
+
+    /// Moves sequences from the last rows to empty ones, until no row in between is empty; answers (from, to) of each
+    /// move.
+    ///
+    /// # Errors
+    /// `Memory`.
+    pub fn condense(&mut self, handle: Handle) -> Result<Vec<(u32, u32)>> {
+        self.with_batch(handle, |pager, batch| {
+            let mut moves = with_capacity(batch.holes.len())?;
+            while let Some(&to) = batch.holes.first() {
+                let from = batch.rows.len() as u32 - 1;
+                let moved = batch.sequences[from as usize];
+                batch.move_last(to);
+                if let Some(sequence) = moved.and_then(|moved| pager.sequences.get_mut(moved)) {
+                    sequence.seat = Seat::Row { batch: handle, row: to };
+                }
+                moves.push((from, to));
+            }
+            Ok(moves)
+        })
+    }
+
+    // ---- what a row keeps of its sequence --------------------------------------------------------------------------
+
+    /// Brings what a row keeps of a sequence home, before the sequence is read on its own.
+    pub fn flush_row(&mut self, handle: Handle) {
+        if let Some(mut sequence) = self.sequences.take(handle) {
+            self.flush_seat(&mut sequence);
+            self.sequences.put_back(handle, sequence);
+        }
+    }
+
+    /// The same for all sequences, before they are drawn or checked.
+    pub fn flush_rows(&mut self) {
+        for handle in self.batches.handles() {
+            let Some(batch) = self.batches.get(handle) else { continue };
+            for at in 0..batch.sequences.len() {
+                if let Some(sequence) = self.batches.get(handle).and_then(|batch| batch.sequences[at]) {
+                    self.flush_row(sequence);
+                }
+            }
+        }
+    }
+
+    fn flush_seat(&mut self, sequence: &mut Sequence) {
+        if let Seat::Row { batch, row } = sequence.seat
+            && let Some(batch) = self.batches.get_mut(batch)
+        {
+            flush(batch, row as usize, sequence, self.config.block_size);
+        }
+    }
+
+    /// A call on a sequence alone begins, and may change it: its row must be looked at again.
+    pub(super) fn leave_row(&mut self, sequence: &mut Sequence) {
+        if let Seat::Row { batch, row } = sequence.seat
+            && let Some(batch) = self.batches.get_mut(batch)
+        {
+            flush(batch, row as usize, sequence, self.config.block_size);
+            batch.rows[row as usize] = Row::default();
+        }
+    }
+
+    /// Its table changed from a column on.
+    pub(super) fn patch(&mut self, sequence: &Sequence, column: usize) {
+        if let Seat::Row { batch, row } = sequence.seat
+            && let Some(batch) = self.batches.get_mut(batch)
+        {
+            batch.patch(row, column);
+        }
+    }
+
+    /// Open steps no longer name a sequence that was cut to `len` tokens before their end.
+    pub(super) fn void(&mut self, sequence: &Sequence, len: usize) {
+        if let Seat::Row { batch, .. } | Seat::Left { batch, .. } = sequence.seat
+            && let Some(batch) = self.batches.get_mut(batch)
+        {
+            batch.void(sequence.seat, len);
+        }
+    }
+
+    /// A sequence gives its blocks back: no step names it and no row has it any more.
+    pub(super) fn vacate(&mut self, sequence: &mut Sequence, handle: Handle) {
+        self.void(sequence, 0);
+        match std::mem::replace(&mut sequence.seat, Seat::None) {
+            Seat::Row { batch, row } => {
+                if let Some(batch) = self.batches.get_mut(batch) {
+                    batch.unseat(row);
+                }
+            }
+            Seat::Left { batch, .. } => {
+                if let Some(batch) = self.batches.get_mut(batch) {
+                    batch.left.retain(|&left| left != handle);
+                }
+            }
+            Seat::None => {}
+        }
+    }
+
+    /// Positions given to steps.
+    #[must_use]
+    pub fn num_planned(&self, sequence: &Sequence) -> usize {
+        let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else {
+            return sequence.num_committed;
+        };
+        let newest = self.batches.get(batch).and_then(|batch| batch.naming(sequence.seat).next());
+        newest.map_or(sequence.num_committed, |planned| planned.end as usize)
+    }
+
+    /// Is it named by an open step?
+    pub(super) fn is_named(&self, sequence: &Sequence) -> bool {
+        let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else { return false };
+        self.batches.get(batch).is_some_and(|batch| batch.naming(sequence.seat).next().is_some())
+    }
+
+    /// Its tokens before the first placeholder.
+    pub(super) fn num_known(&self, sequence: &Sequence) -> usize {
+        let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else { return sequence.len };
+        let Some(batch) = self.batches.get(batch) else { return sequence.len };
+        let starts = batch.naming(sequence.seat).map(|planned| (planned.end - planned.num) as usize);
+        starts.filter(|&start| self.is_placeholder(sequence, start)).last().unwrap_or(sequence.len)
+    }
+
+    /// Is the token of a position of its tail unknown?
+    pub(super) fn is_placeholder(&self, sequence: &Sequence, position: usize) -> bool {
+        let (block_size, start) = (self.config.block_size, sequence.path_blocks * self.config.block_size);
+        (start..sequence.len).contains(&position)
+            && sequence.tail.get(position - start, block_size) == PLACEHOLDER
+    }
+
+    /// Looks at a row's sequence again: nothing is pending then, and the row knows how far steps need not look.
+    ///
+    /// # Errors
+    /// `Memory`: the row stays cold.
+    pub(super) fn refresh(&self, batch: &mut Batch, at: usize, sequence: &mut Sequence) -> Result<()> {
+        let newest = batch.naming(sequence.seat).next();
+        let planned = newest.map_or(sequence.num_committed, |planned| planned.end as usize);
+        self.refresh_at(batch, at, sequence, planned)
+    }
+
+    /// The same for a row that is planned up to a position, perhaps by a step that is not open yet.
+    pub(super) fn refresh_at(
+        &self,
+        batch: &mut Batch,
+        at: usize,
+        sequence: &mut Sequence,
+        planned: usize,
+    ) -> Result<()> {
+        let block_size = self.config.block_size;
+        debug_assert!(batch.pending(at).is_empty());
+        let block = planned / block_size;
+        let columns = sequence.table.len().min(batch.shape.max_blocks);
+        let mut limit = planned;
+        let mut slot_base = 0;
+        if block < columns && self.is_writable(sequence.table[block]) {
+            limit = ((block + 1) * block_size).min(sequence.len + PENDING_MAX - 1);
+            slot_base = i64::from(sequence.table[block]) * block_size as i64 - (block * block_size) as i64;
+        }
+        batch.rows[at] = Row::default();
+        sequence.tail.reserve((limit + 1).saturating_sub(sequence.len), block_size)?;
+        batch.rows[at] = Row {
+            planned: planned as u32,
+            limit: limit as u32,
+            len: sequence.len as u32,
+            flushed: sequence.len as u32,
+            committed: sequence.num_committed as u32,
+            publish_at: ((sequence.num_committed / block_size + 1) * block_size) as u32,
+            slot_base,
+        };
+        Ok(())
+    }
+}
+
+/// Brings a row's pending tokens and its committed positions home. Room for the tokens was made when the row was
+/// looked at.
+pub(super) fn flush(batch: &mut Batch, at: usize, sequence: &mut Sequence, block_size: usize) {
+    let row = &batch.rows[at];
+    if row.limit == 0 {
+        return;
+    }
+    sequence.num_committed = row.committed as usize;
+    if row.len > row.flushed {
+        let waiting = (row.len - row.flushed) as usize;
+        let pending = &batch.pending[at * PENDING_MAX..][..waiting];
+        append_reserved(sequence, pending, block_size);
+    } else if row.len < row.flushed {
+        unreachable!("rejected drafts are cut from the sequence itself");
+    }
+    let row = &mut batch.rows[at];
+    row.flushed = row.len;
+}
+
+/// Adds tokens for which the tail has room.
+pub(super) fn append_reserved(sequence: &mut Sequence, tokens: &[Token], block_size: usize) {
+    sequence.len += tokens.len();
+    match sequence.tail.extend(tokens, block_size) {
+        Ok(_) => {}
+        Err(_) => unreachable!("room for the tokens of a row was reserved"),
+    }
+    sequence.has_content |= tokens.iter().any(|&token| token >= CONTENT_START && token != PLACEHOLDER);
+}

@@ -1,0 +1,628 @@
+//! Steps of a batch: what they need, and planning them.
+//!
+//! A step looks at each row twice. The first pass finds the rows that the usual path does not cover (`Slow`), decides
+//! whether all of them can have what they need, and changes nothing that shows. The second cannot fail: it takes the
+//! blocks, plans the positions and fills the arrays.
+
+use std::collections::BTreeMap;
+
+use super::Pager;
+use super::rows::{append_reserved, flush};
+use crate::batch::{Arrays, Batch, Growth, LentCopy, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Slow, compact};
+use crate::blocks::State as BlockState;
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, Handle};
+use crate::sequence::Sequence;
+
+/// How many positions a step plans.
+#[derive(Clone, Copy, Debug)]
+pub enum Counts<'a> {
+    /// The same number for each sequence.
+    All(u32),
+    /// A number for each row.
+    Each(&'a [i32]),
+}
+
+impl Counts<'_> {
+    fn of(self, row: usize) -> u32 {
+        match self {
+            Self::All(count) => count,
+            Self::Each(counts) => counts[row].cast_unsigned(),
+        }
+    }
+
+    fn check(self, rows: usize) -> Result<()> {
+        let Self::Each(counts) = self else { return Ok(()) };
+        if counts.len() != rows {
+            return Err(Error::Value(format!(
+                "num_tokens has {} numbers; the batch has {rows} rows: one for each, 0 for an empty row",
+                counts.len()
+            )));
+        }
+        if let Some(row) = counts.iter().position(|&count| count < 0) {
+            return Err(Error::Value(format!("num_tokens[{row}] is {}: it must be 0 or more", counts[row])));
+        }
+        Ok(())
+    }
+}
+
+/// The tokens of positions beyond a sequence's own.
+#[derive(Clone, Copy, Debug)]
+pub enum Ahead<'a> {
+    /// Not known yet: placeholders.
+    Unknown,
+    /// One for each such position, rows in order; -1 is a placeholder.
+    Given(&'a [i32]),
+    /// Only blocks are asked for.
+    Blocks,
+}
+
+impl Pager {
+    /// Plans positions of each row and fills the arrays of the step's buffer. Answers the step's number.
+    ///
+    /// # Errors
+    /// `Step` if all buffers hold open steps; `Value`, `Token` for bad arguments; `OutOfBlocks` with the rows that do
+    /// not fit; `Memory`.
+    pub fn step(
+        &mut self,
+        handle: Handle,
+        counts: Counts<'_>,
+        tokens: Option<&[i32]>,
+        arrays: &mut Arrays<'_>,
+    ) -> Result<u64> {
+        let ahead = tokens.map_or(Ahead::Unknown, Ahead::Given);
+        self.with_batch(handle, |pager, batch| {
+            check_open(batch)?;
+            let (needed, num_tokens) = pager.survey(batch, counts, ahead)?;
+            pager.check_rows(batch, needed)?;
+            pager.make_room(batch, needed)?;
+            pager.plan_step(batch, counts, ahead, needed, num_tokens, arrays);
+            Ok(batch.next - 1)
+        })
+    }
+
+    /// Blocks that a step would take.
+    ///
+    /// # Errors
+    /// As `step`, but for `OutOfBlocks`.
+    pub fn blocks_needed(&mut self, handle: Handle, counts: Counts<'_>, tokens: Option<&[i32]>) -> Result<usize> {
+        let ahead = tokens.map_or(Ahead::Unknown, Ahead::Given);
+        self.with_batch(handle, |pager, batch| {
+            check_open(batch)?;
+            pager.survey(batch, counts, ahead).map(|(needed, _)| needed)
+        })
+    }
+
+    /// Puts writable blocks for the next positions of each row into the tables, and plans nothing.
+    ///
+    /// # Errors
+    /// As `step`, but for `Step`.
+    pub fn reserve(&mut self, handle: Handle, counts: Counts<'_>) -> Result<()> {
+        self.with_batch(handle, |pager, batch| {
+            let (needed, _) = pager.survey(batch, counts, Ahead::Blocks)?;
+            pager.check_rows(batch, needed)?;
+            pager.make_room(batch, needed)?;
+            let (slow, mut taken) = (std::mem::take(&mut batch.slow), std::mem::take(&mut batch.taken));
+            taken.clear();
+            pager.take(needed, &mut taken);
+            let mut next = 0;
+            for row in &slow {
+                pager.with_row(batch, row.row as usize, |pager, batch, sequence| {
+                    let (start, blocks) = (batch.rows[row.row as usize].planned as usize, &taken[next..]);
+                    next += pager.give(batch, row, start, sequence, blocks);
+                    // Without memory the row stays cold, and the next step looks at it again.
+                    let _ = pager.refresh(batch, row.row as usize, sequence);
+                });
+            }
+            batch.own_copies.clear();
+            (batch.slow, batch.taken) = (slow, taken);
+            Ok(())
+        })
+    }
+
+    // ---- first pass ------------------------------------------------------------------------------------------------
+
+    /// Checks the arguments, and finds the rows that need a closer look. Answers blocks needed and positions planned.
+    fn survey(&mut self, batch: &mut Batch, counts: Counts<'_>, ahead: Ahead<'_>) -> Result<(usize, usize)> {
+        counts.check(batch.rows.len())?;
+        batch.slow.clear();
+        let is_unknown = matches!(ahead, Ahead::Unknown);
+        let mut num_tokens = 0;
+        for (at, row) in batch.rows.iter().enumerate() {
+            let num = counts.of(at);
+            let end = row.planned.saturating_add(num);
+            num_tokens += num as usize;
+            if end <= row.limit && (end <= row.len || (is_unknown && takes_placeholder(row, num))) {
+                continue;
+            }
+            if num > 0 {
+                batch.slow.push(Slow { row: at as u32, num, added: 0, tokens_at: 0, needed: 0 });
+            }
+        }
+        if batch.slow.is_empty() {
+            if let Ahead::Given(tokens) = ahead {
+                check_all_used(tokens, 0)?;
+            }
+            check_total(batch, num_tokens)?;
+            return Ok((0, num_tokens));
+        }
+        let mut slow = std::mem::take(&mut batch.slow);
+        let result = self.survey_slow(batch, &mut slow, counts, ahead, num_tokens);
+        batch.slow = slow;
+        result
+    }
+
+    fn survey_slow(
+        &mut self,
+        batch: &mut Batch,
+        slow: &mut Vec<Slow>,
+        counts: Counts<'_>,
+        ahead: Ahead<'_>,
+        mut num_tokens: usize,
+    ) -> Result<(usize, usize)> {
+        let block_size = self.config.block_size;
+        // Empty rows, and those that were used on their own since.
+        let mut kept = 0;
+        for nth in 0..slow.len() {
+            let row = slow[nth];
+            let at = row.row as usize;
+            if batch.sequences[at].is_none() {
+                if let Counts::Each(_) = counts {
+                    return Err(Error::Value(format!("num_tokens[{at}] is {}: row {at} is empty", row.num)));
+                }
+                num_tokens -= row.num as usize;
+                continue;
+            }
+            if batch.rows[at].limit == 0 {
+                self.with_row(batch, at, |pager, batch, sequence| pager.refresh(batch, at, sequence))?;
+            }
+            slow[kept] = row;
+            kept += 1;
+        }
+        slow.truncate(kept);
+        self.check_ahead(batch, slow, ahead)?;
+        if !matches!(ahead, Ahead::Blocks) {
+            check_total(batch, num_tokens)?;
+        }
+        for row in &*slow {
+            let end = batch.rows[row.row as usize].planned as usize + row.num as usize;
+            if end.div_ceil(block_size) > batch.shape.max_blocks {
+                return Err(Error::Value(format!(
+                    "row {}: {end} tokens need {} blocks; a row has room for max_blocks {}",
+                    row.row,
+                    end.div_ceil(block_size),
+                    batch.shape.max_blocks
+                )));
+            }
+        }
+
+        batch.shared.clear();
+        let mut needed = 0;
+        for row in slow {
+            let start = batch.rows[row.row as usize].planned as usize;
+            let stop = start + row.num as usize;
+            let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get(handle)) else {
+                continue;
+            };
+            row.needed = stop.div_ceil(block_size).saturating_sub(sequence.table.len()) as u32;
+            for at in self.shared_in(sequence, start, stop) {
+                row.needed += 1;
+                if !self.blocks.is_indexed(sequence.table[at]) {
+                    batch.shared.push(sequence.table[at]);
+                }
+            }
+            needed += row.needed as usize;
+        }
+        // Where all holders of a block write, the last one keeps it.
+        batch.shared.sort_unstable();
+        for writers in batch.shared.chunk_by(|a, b| a == b) {
+            needed -= usize::from(self.num_holders(writers[0]) as usize == writers.len());
+        }
+        Ok((needed, num_tokens))
+    }
+
+    /// Positions beyond the sequences' tokens: are there tokens, or may there be placeholders?
+    fn check_ahead(&self, batch: &Batch, slow: &mut [Slow], ahead: Ahead<'_>) -> Result<()> {
+        if let Ahead::Blocks = ahead {
+            return Ok(());
+        }
+        let mut used = 0;
+        for Slow { row: at, num, added, tokens_at, .. } in slow {
+            let row = &batch.rows[*at as usize];
+            *added = (row.planned + *num).saturating_sub(row.len).min(*num);
+            *tokens_at = used as u32;
+            if *added == 0 {
+                continue;
+            }
+            let Ahead::Given(tokens) = ahead else {
+                if takes_placeholder(row, *num) {
+                    continue;
+                }
+                return Err(Error::Value(format!(
+                    "row {at}: the token at position {} is not known. Give it to the commit of the step before, or in tokens{}",
+                    row.len.max(row.planned),
+                    if row.planned > row.committed { "; only one position may wait for it" } else { "" }
+                )));
+            };
+            let Some(own) = tokens.get(used..used + *added as usize) else {
+                return Err(Error::Value(format!(
+                    "tokens has {} values; row {at} needs values {used} to {}",
+                    tokens.len(),
+                    used + *added as usize - 1
+                )));
+            };
+            for (nth, &token) in own.iter().enumerate() {
+                let may_wait = nth == 0 && row.planned == row.len && row.planned > row.committed;
+                if token >= 0 || (token == -1 && may_wait) {
+                    continue;
+                }
+                if token == -1 {
+                    return Err(Error::Value(format!(
+                        "tokens[{}] is -1, but row {at} has no open step whose token this could be",
+                        used + nth
+                    )));
+                }
+                return Err(Error::Token { position: used + nth, value: token.cast_unsigned() });
+            }
+            used += *added as usize;
+        }
+        if let Ahead::Given(tokens) = ahead {
+            check_all_used(tokens, used)?;
+        }
+        Ok(())
+    }
+
+    /// Who can write to a private block, or could: those that hold it but for copies.
+    fn num_holders(&self, block: BlockId) -> u32 {
+        match self.blocks.state(block) {
+            BlockState::Private(holders) => holders - self.copies.readers(block),
+            BlockState::Indexed | BlockState::Free => 0,
+        }
+    }
+
+    /// Is there room? If not, the refusal names the rows that do not fit.
+    fn check_rows(&mut self, batch: &Batch, needed: usize) -> Result<()> {
+        let Err(mut error) = self.check_room(needed) else { return Ok(()) };
+        if let Error::OutOfBlocks { free, evictable, rows, .. } = &mut error {
+            *rows = self.unfit_rows(batch, *free + *evictable);
+        }
+        Err(error)
+    }
+
+    fn unfit_rows(&self, batch: &Batch, mut room: usize) -> Box<[u32]> {
+        let mut holders: BTreeMap<BlockId, u32> = BTreeMap::new();
+        let mut unfit = Vec::new();
+        for row in &batch.slow {
+            let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get(handle)) else {
+                continue;
+            };
+            let start = batch.rows[row.row as usize].planned as usize;
+            let shared = self.shared_in(sequence, start, start + row.num as usize).map(|at| sequence.table[at]);
+            let shared: Vec<BlockId> = shared.filter(|&block| !self.blocks.is_indexed(block)).collect();
+            for &block in &shared {
+                holders.entry(block).or_insert_with(|| self.num_holders(block));
+            }
+            let kept = shared.iter().filter(|block| holders[*block] == 1).count();
+            let needed = row.needed as usize - kept;
+            if needed > room {
+                unfit.push(row.row);
+                continue;
+            }
+            room -= needed;
+            for block in shared {
+                if let Some(left) = holders.get_mut(&block).filter(|left| **left > 1) {
+                    *left -= 1;
+                }
+            }
+        }
+        unfit.into_boxed_slice()
+    }
+
+    /// Asks for the memory that the second pass uses.
+    fn make_room(&mut self, batch: &mut Batch, needed: usize) -> Result<()> {
+        let block_size = self.config.block_size;
+        batch.taken.clear();
+        batch.taken.try_reserve(needed)?;
+        batch.own_copies.try_reserve(needed)?;
+        let buffer = batch.buffer_of(batch.next);
+        batch.plans[buffer].copies.clear();
+        batch.plans[buffer].copies.try_reserve(self.copies.len() + needed)?;
+        for row in &batch.slow {
+            let waiting = batch.pending(row.row as usize).len();
+            let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get_mut(handle))
+            else {
+                continue;
+            };
+            sequence.table.try_reserve(row.needed as usize)?;
+            sequence.tail.reserve(waiting + row.added as usize + 1, block_size)?;
+        }
+        Ok(())
+    }
+
+    // ---- second pass -----------------------------------------------------------------------------------------------
+
+    fn plan_step(
+        &mut self,
+        batch: &mut Batch,
+        counts: Counts<'_>,
+        ahead: Ahead<'_>,
+        needed: usize,
+        num_tokens: usize,
+        arrays: &mut Arrays<'_>,
+    ) {
+        let buffer = batch.buffer_of(batch.next);
+        let (slow, mut taken) = (std::mem::take(&mut batch.slow), std::mem::take(&mut batch.taken));
+        let mut plan = std::mem::replace(&mut batch.plans[buffer], Plan::none());
+        plan.begin(num_tokens);
+        self.take(needed, &mut taken);
+
+        let (mut next_slow, mut next_block, mut at_token) = (0, 0, 0);
+        arrays.query_start_loc[0] = 0;
+        for at in 0..batch.rows.len() {
+            let row = &mut batch.rows[at];
+            let num = counts.of(at);
+            let planned = if let Some(slow) = slow.get(next_slow)
+                && slow.row as usize == at
+            {
+                next_slow += 1;
+                self.with_row(batch, at, |pager, batch, sequence| {
+                    let (planned, used) =
+                        pager.plan_slow(batch, &mut plan, slow, ahead, sequence, &taken[next_block..]);
+                    next_block += used;
+                    pager.write_positions(sequence, &planned, at_token, arrays);
+                    planned
+                })
+            } else if num == 0 || batch.sequences[at].is_none() {
+                Planned { end: self.planned_in_row(batch, at), ..Planned::NOTHING }
+            } else {
+                for position in row.planned..row.planned + num {
+                    let place = at_token + (position - row.planned) as usize;
+                    arrays.positions[place] = position.cast_signed();
+                    arrays.slot_mapping[place] = row.slot_base + i64::from(position);
+                }
+                row.planned += num;
+                let has_placeholder = row.planned > row.len;
+                if has_placeholder {
+                    batch.pending[at * PENDING_MAX + (row.len - row.flushed) as usize] = PLACEHOLDER;
+                    row.len += 1;
+                }
+                Planned { end: row.planned, num, drafts: 0, has_placeholder, is_named: true }
+            };
+            at_token += planned.num as usize;
+            arrays.query_start_loc[at + 1] = at_token as i32;
+            arrays.seq_lens[at] = if batch.sequences[at].is_some() {
+                planned.end.cast_signed()
+            } else {
+                batch.shape.pad_seq_len
+            };
+            plan.rows.push(planned);
+        }
+        debug_assert_eq!((next_block, at_token), (needed, num_tokens));
+        self.lend_copies(batch, &mut plan);
+        batch.plans[buffer] = plan;
+        (batch.slow, batch.taken) = (slow, taken);
+        for (at, plan_row) in batch.plan_rows[buffer].iter_mut().enumerate() {
+            *plan_row = at as u32;
+        }
+        batch.next += 1;
+        arrays.pad(&batch.shape, &mut batch.written[buffer], batch.rows.len(), num_tokens);
+        self.write_tables(batch, buffer, arrays);
+    }
+
+    /// Positions given to steps, of a row's sequence; 0 for an empty row.
+    fn planned_in_row(&self, batch: &Batch, at: usize) -> u32 {
+        if batch.rows[at].limit > 0 {
+            return batch.rows[at].planned;
+        }
+        let Some(sequence) = batch.sequences[at].and_then(|handle| self.sequences.get(handle)) else { return 0 };
+        batch.naming(sequence.seat).next().map_or(sequence.num_committed as u32, |planned| planned.end)
+    }
+
+    /// The step takes over the queue: what single calls had asked for, then its own.
+    fn lend_copies(&mut self, batch: &mut Batch, plan: &mut Plan) {
+        let mut own = batch.own_copies.drain(..).peekable();
+        while let Some((ticket, source, target)) = self.copies.lend() {
+            let (_, row, column) = own.next_if(|own| own.0 == ticket).unwrap_or((ticket, NO_ROW, 0));
+            plan.copies.push(LentCopy { source, target, ticket, row, column });
+        }
+    }
+
+    /// Plans a row that the usual path does not cover; answers the row, and how many blocks it took.
+    fn plan_slow(
+        &mut self,
+        batch: &mut Batch,
+        plan: &mut Plan,
+        slow: &Slow,
+        ahead: Ahead<'_>,
+        sequence: &mut Sequence,
+        blocks: &[BlockId],
+    ) -> (Planned, usize) {
+        let at = slow.row as usize;
+        let start = batch.rows[at].planned;
+        let before = sequence.table.len();
+        let used = self.give(batch, slow, start as usize, sequence, blocks);
+        if sequence.table.len() > before {
+            let (before, after) = (before as u32, sequence.table.len() as u32);
+            plan.growths.push(Growth { row: slow.row, before, after });
+        }
+        let mut planned =
+            Planned { end: start + slow.num, num: slow.num, drafts: 0, has_placeholder: false, is_named: true };
+        if slow.added > 0 {
+            let tokens = match ahead {
+                Ahead::Given(tokens) => &tokens[slow.tokens_at as usize..][..slow.added as usize],
+                _ => &[-1],
+            };
+            planned.has_placeholder = tokens[0] == -1;
+            planned.drafts = slow.added - u32::from(planned.has_placeholder);
+            self.add_tokens(batch, at, sequence, tokens);
+        }
+        let row = &mut batch.rows[at];
+        row.planned = planned.end;
+        if used > 0 || row.planned > row.limit {
+            flush(batch, at, sequence, self.config.block_size);
+            // Without memory the row stays cold, and the next step looks at it again.
+            let _ = self.refresh_at(batch, at, sequence, planned.end as usize);
+        }
+        (planned, used)
+    }
+
+    /// Adds tokens to a row's sequence: they wait in the row if there is room.
+    fn add_tokens(&self, batch: &mut Batch, at: usize, sequence: &mut Sequence, tokens: &[i32]) {
+        let row = &mut batch.rows[at];
+        let waiting = (row.len - row.flushed) as usize;
+        let words = tokens.iter().map(|token| token.cast_unsigned());
+        if row.limit > 0 && row.len + tokens.len() as u32 <= row.limit {
+            let pending = &mut batch.pending[at * PENDING_MAX + waiting..][..tokens.len()];
+            for (place, word) in pending.iter_mut().zip(words) {
+                *place = word;
+            }
+            row.len += tokens.len() as u32;
+            return;
+        }
+        flush(batch, at, sequence, self.config.block_size);
+        for word in words {
+            append_reserved(sequence, &[word], self.config.block_size);
+        }
+        let row = &mut batch.rows[at];
+        (row.len, row.flushed) = (sequence.len as u32, sequence.len as u32);
+    }
+
+    /// Makes the row's positions writable with the first of the blocks, its `needed` or (as the last holder of a shared
+    /// one) fewer; answers how many. Copies are queued, and noted in `own_copies`.
+    fn give(
+        &mut self,
+        batch: &mut Batch,
+        slow: &Slow,
+        start: usize,
+        sequence: &mut Sequence,
+        blocks: &[BlockId],
+    ) -> usize {
+        if slow.needed == 0 {
+            return 0;
+        }
+        let block_size = self.config.block_size;
+        let stop = start + slow.num as usize;
+        let (mut used, mut first) = (0, sequence.table.len());
+        for at in start / block_size..stop.div_ceil(block_size).min(sequence.table.len()) {
+            if self.is_writable(sequence.table[at]) {
+                continue;
+            }
+            let block = blocks[used];
+            used += 1;
+            first = first.min(at);
+            if let Some(source) = self.replace(sequence, at, start, block) {
+                let ticket = self.copies.push(source, block);
+                batch.own_copies.push((ticket, slow.row, at as u32));
+            }
+        }
+        let missing = stop.div_ceil(block_size).saturating_sub(sequence.table.len());
+        sequence.table.extend_from_slice(&blocks[used..used + missing]);
+        batch.patch(slow.row, first);
+        used + missing
+    }
+
+    fn write_positions(&self, sequence: &Sequence, planned: &Planned, at: usize, arrays: &mut Arrays<'_>) {
+        let block_size = self.config.block_size;
+        let (mut at, mut position, end) = (at, (planned.end - planned.num) as usize, planned.end as usize);
+        while position < end {
+            let stop = end.min((position / block_size + 1) * block_size);
+            let base = i64::from(sequence.table[position / block_size]) * block_size as i64;
+            for position in position..stop {
+                arrays.positions[at] = position as i32;
+                arrays.slot_mapping[at] = base + (position % block_size) as i64;
+                at += 1;
+            }
+            position = stop;
+        }
+    }
+
+    /// Brings the buffer's tables up to date, and notes what changed since the last step.
+    fn write_tables(&mut self, batch: &mut Batch, buffer: usize, arrays: &mut Arrays<'_>) {
+        let columns = batch.shape.max_blocks;
+        let entries = |pager: &Self, handle: Option<Handle>| {
+            handle.and_then(|handle| pager.sequences.get(handle)).map_or(0, |sequence| sequence.table.len().min(columns))
+        };
+        let mut patches = std::mem::take(&mut batch.patches[buffer]);
+        for &(at, from) in &patches {
+            // A row that has gone needs its columns blank only if another one comes, which patches it again.
+            let (row, from) = (at as usize, from as usize);
+            let out = &mut arrays.block_tables[row * columns..(row + 1) * columns];
+            let handle = batch.sequences.get(row).copied().flatten();
+            let len = entries(self, handle);
+            if from < len
+                && let Some(sequence) = handle.and_then(|handle| self.sequences.get(handle))
+            {
+                for (place, &block) in out[from..len].iter_mut().zip(&sequence.table[from..len]) {
+                    *place = block.cast_signed();
+                }
+            }
+            let written = &mut batch.written[buffer].columns[row];
+            if len < *written as usize {
+                out[len..*written as usize].fill(batch.shape.pad_block);
+            }
+            *written = len as u32;
+        }
+        patches.clear();
+        batch.patches[buffer] = patches;
+
+        let last = batch.patches.len() - 1;
+        let mut changed = std::mem::take(&mut batch.patches[last]);
+        compact(&mut changed);
+        for &(at, from) in &changed {
+            let len = entries(self, batch.sequences.get(at as usize).copied().flatten()) as u32;
+            if from < len {
+                batch.plans[buffer].updates.push((at, from, len));
+            }
+        }
+        changed.clear();
+        batch.patches[last] = changed;
+    }
+
+    /// Runs `call` with the sequence of a row, which is in use, out of the slab.
+    pub(super) fn with_row<R>(
+        &mut self,
+        batch: &mut Batch,
+        at: usize,
+        call: impl FnOnce(&mut Self, &mut Batch, &mut Sequence) -> R,
+    ) -> R {
+        let taken = batch.sequences[at].and_then(|handle| Some((handle, self.sequences.take(handle)?)));
+        let Some((handle, mut sequence)) = taken else {
+            unreachable!("row {at} holds a running sequence");
+        };
+        let result = call(self, batch, &mut sequence);
+        self.sequences.put_back(handle, sequence);
+        result
+    }
+}
+
+/// Would its next position be a placeholder, and may it?
+const fn takes_placeholder(row: &Row, num: u32) -> bool {
+    num == 1 && row.planned == row.len && row.planned > row.committed
+}
+
+fn check_open(batch: &Batch) -> Result<()> {
+    if batch.num_open() < batch.shape.buffers {
+        return Ok(());
+    }
+    Err(Error::Step(format!(
+        "all {} buffers hold open steps: commit step {}, the oldest, or cancel the newest",
+        batch.shape.buffers, batch.oldest
+    )))
+}
+
+fn check_total(batch: &Batch, num_tokens: usize) -> Result<()> {
+    if num_tokens <= batch.shape.max_tokens {
+        return Ok(());
+    }
+    Err(Error::Value(format!("the step has {num_tokens} tokens; max_tokens is {}", batch.shape.max_tokens)))
+}
+
+fn check_all_used(tokens: &[i32], used: usize) -> Result<()> {
+    if tokens.len() == used {
+        return Ok(());
+    }
+    Err(Error::Value(format!(
+        "tokens has {} values; {used} positions of this step are behind their sequences' tokens",
+        tokens.len()
+    )))
+}

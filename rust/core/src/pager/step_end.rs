@@ -1,0 +1,465 @@
+//! The end of a step: commit or cancel. And what is known of its tokens meanwhile.
+
+use super::Pager;
+use super::rows::{append_reserved, flush};
+use crate::batch::{Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat};
+use crate::error::{Error, Result};
+use crate::evict::Context;
+use crate::ids::{CONTENT_START, Handle};
+use crate::memory::with_capacity;
+use crate::sequence::Sequence;
+
+/// What a commit is told of its rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome<'a> {
+    /// The token behind each row's last position; -1: none.
+    pub next_tokens: Option<&'a [i32]>,
+    /// How many of each row's drafts stay; all, if not given.
+    pub num_accepted: Option<&'a [i32]>,
+}
+
+impl Outcome<'_> {
+    fn token(&self, row: usize) -> i32 {
+        self.next_tokens.map_or(-1, |tokens| tokens[row])
+    }
+
+    fn rejected(&self, row: usize, planned: &Planned) -> u32 {
+        self.num_accepted.map_or(0, |accepted| planned.drafts - accepted[row].cast_unsigned())
+    }
+}
+
+/// Where the sequence of a step's row is now.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Row(usize),
+    Left(Handle),
+    Gone,
+}
+
+/// The places of a step's rows: the rows themselves, unless some moved.
+struct Places(Option<Vec<Place>>);
+
+impl Places {
+    fn of(&self, row: usize) -> Place {
+        self.0.as_ref().map_or(Place::Row(row), |places| places[row])
+    }
+}
+
+impl Pager {
+    /// The KV of the oldest open step is written. Notes in `applied` which rows were named, and not void.
+    ///
+    /// # Errors
+    /// `Step` unless it is the oldest open step; `Value`, `Token` for bad arguments; `Memory`.
+    pub fn commit_step(
+        &mut self,
+        handle: Handle,
+        step: u64,
+        outcome: Outcome<'_>,
+        applied: &mut [u8],
+    ) -> Result<()> {
+        self.with_batch(handle, |pager, batch| {
+            check_is_open(batch, step, "commit")?;
+            if step != batch.oldest {
+                return Err(Error::Step(format!(
+                    "commit: step {step} is not the oldest open one; commit step {} first",
+                    batch.oldest
+                )));
+            }
+            pager.with_plan(batch, step, |pager, batch, plan, places| {
+                pager.check_commit(batch, plan, places, outcome)?;
+                pager.commit_plan(batch, plan, places, outcome, applied);
+                batch.oldest += 1;
+                Ok(())
+            })
+        })
+    }
+
+    /// The newest open step was never launched.
+    ///
+    /// # Errors
+    /// `Step` unless it is the newest open step; `Memory`.
+    pub fn cancel_step(&mut self, handle: Handle, step: u64) -> Result<()> {
+        self.with_batch(handle, |pager, batch| {
+            check_is_open(batch, step, "cancel")?;
+            if step + 1 != batch.next {
+                return Err(Error::Step(format!(
+                    "cancel: step {step} is not the newest open one; cancel step {} first",
+                    batch.next - 1
+                )));
+            }
+            pager.with_plan(batch, step, |pager, batch, plan, places| {
+                pager.cancel_plan(batch, plan, places);
+                batch.next -= 1;
+                Ok(())
+            })
+        })
+    }
+
+    /// Ends a batch: open steps are cancelled, and its sequences are in no batch any more.
+    pub fn close_batch(&mut self, handle: Handle) {
+        while let Some(batch) = self.batches.get(handle)
+            && batch.num_open() > 0
+        {
+            let newest = batch.next - 1;
+            if self.cancel_step(handle, newest).is_err() {
+                // No memory to find moved rows by: their copies are not asked for again, and nobody relies on them.
+                break;
+            }
+        }
+        let Some(mut batch) = self.batches.take(handle) else { return };
+        for at in 0..batch.rows.len() {
+            if batch.sequences[at].is_some() {
+                self.with_row(&mut batch, at, |pager, batch, sequence| {
+                    flush(batch, at, sequence, pager.config.block_size);
+                    sequence.seat = Seat::None;
+                });
+            }
+        }
+        for left in batch.left.drain(..) {
+            if let Some(sequence) = self.sequences.get_mut(left) {
+                sequence.seat = Seat::None;
+            }
+        }
+        self.batches.retire(handle);
+    }
+
+    /// The tokens of an open step's positions, as they are known now: -1 for placeholders, and for void rows.
+    ///
+    /// # Errors
+    /// `Step` if it is not open; `Memory`.
+    pub fn step_tokens(&mut self, handle: Handle, step: u64) -> Result<Vec<i32>> {
+        self.with_batch(handle, |pager, batch| {
+            check_is_open(batch, step, "token_ids")?;
+            pager.with_plan(batch, step, |pager, batch, plan, places| {
+                let mut tokens = with_capacity(plan.num_tokens)?;
+                for (nth, planned) in plan.rows.iter().enumerate() {
+                    let (end, num) = (planned.end as usize, planned.num as usize);
+                    match places.of(nth) {
+                        Place::Row(at) if planned.is_named => pager.with_row(batch, at, |pager, batch, sequence| {
+                            flush(batch, at, sequence, pager.config.block_size);
+                            pager.push_tokens(sequence, end - num..end, &mut tokens);
+                        }),
+                        Place::Left(left) if planned.is_named => {
+                            if let Some(sequence) = pager.sequences.get(left) {
+                                pager.push_tokens(sequence, end - num..end, &mut tokens);
+                            }
+                        }
+                        _ => tokens.resize(tokens.len() + num, -1),
+                    }
+                }
+                Ok(tokens)
+            })
+        })
+    }
+
+    fn push_tokens(&self, sequence: &Sequence, range: std::ops::Range<usize>, tokens: &mut Vec<i32>) {
+        let (block_size, start) = (self.config.block_size, sequence.path_blocks * self.config.block_size);
+        // What an open step names is not committed, so it is not on the path.
+        tokens.extend(range.map(|position| sequence.tail.get(position - start, block_size).cast_signed()));
+    }
+
+    /// Runs `call` on the plan of an open step, which is out of the batch meanwhile: nobody is named by it.
+    fn with_plan<R>(
+        &mut self,
+        batch: &mut Batch,
+        step: u64,
+        call: impl FnOnce(&mut Self, &mut Batch, &mut Plan, &Places) -> Result<R>,
+    ) -> Result<R> {
+        let buffer = batch.buffer_of(step);
+        let places = self.places(batch, buffer)?;
+        let mut plan = std::mem::replace(&mut batch.plans[buffer], Plan::none());
+        let result = call(self, batch, &mut plan, &places);
+        batch.plans[buffer] = plan;
+        self.forget_left(batch);
+        result
+    }
+
+    fn places(&self, batch: &Batch, buffer: usize) -> Result<Places> {
+        let plan = &batch.plans[buffer];
+        if !plan.is_moved {
+            return Ok(Places(None));
+        }
+        let mut places = with_capacity(plan.rows.len())?;
+        places.resize(plan.rows.len(), Place::Gone);
+        for (at, &plan_row) in batch.plan_rows[buffer].iter().enumerate() {
+            if let Some(place) = places.get_mut(plan_row as usize) {
+                *place = Place::Row(at);
+            }
+        }
+        for &left in &batch.left {
+            if let Some(Seat::Left { plan_rows, .. }) = self.sequences.get(left).map(|sequence| sequence.seat)
+                && let Some(place) = places.get_mut(plan_rows[buffer] as usize)
+            {
+                *place = Place::Left(left);
+            }
+        }
+        Ok(Places(Some(places)))
+    }
+
+    /// Sequences without a row that no step names any more are done with this batch.
+    fn forget_left(&mut self, batch: &mut Batch) {
+        let mut left = std::mem::take(&mut batch.left);
+        left.retain(|&handle| {
+            let Some(sequence) = self.sequences.get_mut(handle) else { return false };
+            let is_named = batch.naming(sequence.seat).next().is_some();
+            if !is_named {
+                sequence.seat = Seat::None;
+            }
+            is_named
+        });
+        batch.left = left;
+    }
+
+    // ---- commit ----------------------------------------------------------------------------------------------------
+
+    /// Checks what the commit is told, and asks for the memory that it may use.
+    fn check_commit(&mut self, batch: &Batch, plan: &Plan, places: &Places, outcome: Outcome<'_>) -> Result<()> {
+        let rows = plan.rows.len();
+        for (name, given) in [("next_tokens", outcome.next_tokens), ("num_accepted", outcome.num_accepted)] {
+            if let Some(given) = given
+                && given.len() != rows
+            {
+                return Err(Error::Value(format!("{name} has {} values; the step has {rows} rows", given.len())));
+            }
+        }
+        for (nth, planned) in plan.rows.iter().enumerate() {
+            if !planned.is_named {
+                continue;
+            }
+            if let Some(accepted) = outcome.num_accepted
+                && !(0..=planned.drafts.cast_signed()).contains(&accepted[nth])
+            {
+                return Err(Error::Value(format!(
+                    "num_accepted[{nth}] is {}: row {nth} has {} drafts",
+                    accepted[nth], planned.drafts
+                )));
+            }
+            let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
+            if token < -1 {
+                return Err(Error::Value(format!(
+                    "next_tokens[{nth}] is {token}: it must be a token of 0 to 2147483647, or -1 for none"
+                )));
+            }
+            let end = planned.end;
+            let place = places.of(nth);
+            if let Place::Row(at) = place
+                && is_usual(&batch.rows[at], end, rejected)
+            {
+                let row = &batch.rows[at];
+                if token == -1
+                    && row.len > end
+                    && batch.pending[at * PENDING_MAX + (end - row.flushed) as usize] == PLACEHOLDER
+                {
+                    return Err(no_token(nth, end));
+                }
+                continue;
+            }
+            let (handle, waiting) = match place {
+                Place::Row(at) => (batch.sequences[at], batch.pending(at).len()),
+                Place::Left(handle) => (Some(handle), 0),
+                Place::Gone => (None, 0),
+            };
+            let Some(mut sequence) = handle.and_then(|handle| self.sequences.take(handle)) else { continue };
+            let waits = match place {
+                Place::Row(at) if end >= batch.rows[at].flushed && batch.rows[at].limit > 0 => {
+                    batch.pending(at).get((end - batch.rows[at].flushed) as usize) == Some(&PLACEHOLDER)
+                }
+                _ => self.is_placeholder(&sequence, end as usize),
+            };
+            let room = sequence.tail.reserve(waiting + 1, self.config.block_size);
+            if let Some(handle) = handle {
+                self.sequences.put_back(handle, sequence);
+            }
+            room?;
+            if token == -1 && rejected == 0 && waits {
+                return Err(no_token(nth, end));
+            }
+        }
+        Ok(())
+    }
+
+    fn commit_plan(
+        &mut self,
+        batch: &mut Batch,
+        plan: &mut Plan,
+        places: &Places,
+        outcome: Outcome<'_>,
+        applied: &mut [u8],
+    ) {
+        for (nth, planned) in plan.rows.iter().enumerate() {
+            applied[nth] = u8::from(planned.is_named);
+            if !planned.is_named {
+                continue;
+            }
+            let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
+            match places.of(nth) {
+                Place::Row(at) if is_usual(&batch.rows[at], planned.end, rejected) => {
+                    commit_usual(batch, at, planned.end, token);
+                }
+                Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
+                    flush(batch, at, sequence, pager.config.block_size);
+                    pager.commit_row(batch, sequence, planned, rejected, token);
+                    // Without memory the row stays cold, and the next step looks at it again.
+                    let _ = pager.refresh(batch, at, sequence);
+                }),
+                Place::Left(handle) => {
+                    if let Some(mut sequence) = self.sequences.take(handle) {
+                        self.commit_row(batch, &mut sequence, planned, rejected, token);
+                        self.sequences.put_back(handle, sequence);
+                    }
+                }
+                Place::Gone => applied[nth] = 0,
+            }
+        }
+        for copy in plan.copies.drain(..) {
+            self.copies.end_loan(copy.ticket, copy.source, copy.target);
+            self.let_go_of_block(copy.source, Context::COPY);
+            self.counters.copies += 1;
+        }
+    }
+
+    /// Commits a row by its sequence, which has all of its tokens.
+    fn commit_row(
+        &mut self,
+        batch: &mut Batch,
+        sequence: &mut Sequence,
+        planned: &Planned,
+        rejected: u32,
+        token: i32,
+    ) {
+        let (block_size, end) = (self.config.block_size, (planned.end - rejected) as usize);
+        let is_given = token >= 0;
+        if is_given && sequence.len == end {
+            append_reserved(sequence, &[token.cast_unsigned()], block_size);
+        } else if is_given && (rejected > 0 || self.is_placeholder(sequence, end)) {
+            // In the place of the first rejected draft, or of the placeholder.
+            sequence.tail.set(end - sequence.path_blocks * block_size, token.cast_unsigned(), block_size);
+            sequence.has_content |= token.cast_unsigned() >= CONTENT_START;
+        }
+        if rejected > 0 {
+            self.cut_table(sequence, end.div_ceil(block_size));
+            self.cut_tokens(sequence, end + usize::from(is_given));
+            batch.void(sequence.seat, end);
+            if let Seat::Row { row, .. } = sequence.seat {
+                batch.patch(row, sequence.table.len());
+            }
+        }
+        self.commit_to(sequence, end);
+    }
+
+    // ---- cancel ----------------------------------------------------------------------------------------------------
+
+    fn cancel_plan(&mut self, batch: &mut Batch, plan: &mut Plan, places: &Places) {
+        let mut growths = plan.growths.drain(..).rev().peekable();
+        for (nth, planned) in plan.rows.iter().enumerate().rev() {
+            let growth = growths.next_if(|growth| growth.row as usize == nth);
+            if !planned.is_named {
+                continue;
+            }
+            let end = planned.end - planned.added();
+            let cut = (planned.added() > 0).then_some(end as usize);
+            self.with_place(batch, places.of(nth), |pager, batch, sequence| {
+                if let Some(len) = cut {
+                    pager.cut_tokens(sequence, len);
+                }
+                if let Some(growth) = growth
+                    && sequence.table.len() == growth.after as usize
+                {
+                    pager.cut_table(sequence, growth.before as usize);
+                    if let Seat::Row { row, .. } = sequence.seat {
+                        batch.patch(row, growth.before as usize);
+                    }
+                }
+            });
+        }
+        drop(growths);
+        while let Some(copy) = plan.copies.pop() {
+            let (source, target) = (copy.source, copy.target);
+            if !self.copies.is_current(target, copy.ticket) {
+                self.copies.end_loan(copy.ticket, source, target);
+                self.let_go_of_block(source, Context::COPY);
+                continue;
+            }
+            // The target has not been filled, so what was to be copied from it comes from the source.
+            let readers = self.copies.reroute(target, source);
+            if readers > 0 {
+                self.hold_block(source, readers);
+                for _ in 0..readers {
+                    self.let_go_of_block(target, Context::COPY);
+                }
+            }
+            let is_own = copy.row != NO_ROW && plan.rows[copy.row as usize].is_named;
+            if is_own && self.blocks.is_sole(target) {
+                self.copies.end_loan(copy.ticket, source, target);
+                self.with_place(batch, places.of(copy.row as usize), |_, batch, sequence| {
+                    debug_assert_eq!(sequence.table[copy.column as usize], target);
+                    // The hold on the source passes from the copy to the table.
+                    sequence.table[copy.column as usize] = source;
+                    if let Seat::Row { row, .. } = sequence.seat {
+                        batch.patch(row, copy.column as usize);
+                    }
+                });
+                self.let_go_of_block(target, Context::COPY);
+            } else {
+                self.copies.take_back(copy.ticket, source, target);
+            }
+        }
+        // Whether the caller has applied the step's updates or not, the next ones make up for them.
+        for (row, from, _) in plan.updates.drain(..) {
+            batch.patch_updates(row, from);
+        }
+    }
+
+    /// Runs `call` with the sequence of a step's row out of the slab; its own row, if it has one, is cold after that.
+    fn with_place(
+        &mut self,
+        batch: &mut Batch,
+        place: Place,
+        call: impl FnOnce(&mut Self, &mut Batch, &mut Sequence),
+    ) {
+        match place {
+            Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
+                flush(batch, at, sequence, pager.config.block_size);
+                batch.rows[at] = Row::default();
+                call(pager, batch, sequence);
+            }),
+            Place::Left(handle) => {
+                if let Some(mut sequence) = self.sequences.take(handle) {
+                    call(self, batch, &mut sequence);
+                    self.sequences.put_back(handle, sequence);
+                }
+            }
+            Place::Gone => {}
+        }
+    }
+}
+
+/// Does the commit of a row touch nothing but the row?
+const fn is_usual(row: &Row, end: u32, rejected: u32) -> bool {
+    row.limit > 0 && row.flushed <= end && end < row.publish_at && rejected == 0
+}
+
+fn commit_usual(batch: &mut Batch, at: usize, end: u32, token: i32) {
+    let row = &mut batch.rows[at];
+    row.committed = end;
+    let place = &mut batch.pending[at * PENDING_MAX + (end - row.flushed) as usize];
+    if row.len == end {
+        if token >= 0 {
+            *place = token.cast_unsigned();
+            row.len += 1;
+        }
+    } else if *place == PLACEHOLDER {
+        *place = token.cast_unsigned();
+    }
+}
+
+fn no_token(row: usize, end: u32) -> Error {
+    Error::Value(format!("next_tokens gives row {row} no token, but a later step has planned position {end} for it"))
+}
+
+fn check_is_open(batch: &Batch, step: u64, call: &str) -> Result<()> {
+    if (batch.oldest..batch.next).contains(&step) {
+        return Ok(());
+    }
+    Err(Error::Step(format!("{call}: step {step} is not open any more")))
+}
