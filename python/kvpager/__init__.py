@@ -16,7 +16,7 @@ import os
 import warnings
 
 from . import _core
-from ._core import Pager, Sequence, __version__, build_info
+from ._core import Batch, Pager, Sequence, Step, __version__, build_info
 from .content import content_tokens
 from .errors import (
     AllocationError,
@@ -27,6 +27,7 @@ from .errors import (
     OutOfBlocks,
     Poisoned,
     StaleHandle,
+    StepError,
     TokenError,
     TokenTypeError,
     TransferError,
@@ -35,6 +36,7 @@ from .types import Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "AllocationError",
+    "Batch",
     "ConfigError",
     "ForkedProcess",
     "KvPagerError",
@@ -47,6 +49,8 @@ __all__ = [
     "Sequence",
     "StaleHandle",
     "Stats",
+    "Step",
+    "StepError",
     "TokenError",
     "TokenTypeError",
     "Tokens",

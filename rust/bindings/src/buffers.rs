@@ -5,6 +5,10 @@
 //! thread detaches. A caller who lets another thread write into a prompt during the call has a race of his own, as
 //! with every consumer of buffers.
 
+use kvpager_core::Error;
+use kvpager_core::batch::{Arrays, Shape};
+use numpy::npyffi::NPY_ARRAY_WRITEABLE;
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 
@@ -18,4 +22,79 @@ pub fn values<'a, T: Element>(buffer: &'a PyBuffer<T>, _py: Python<'a>) -> Optio
     // free the memory before `buffer` is dropped, which the slice does not outlive. Nor does it outlive this thread's
     // attachment (`_py`), so that no other Python code runs while it exists.
     buffer.as_slice_ptr().map(|slice| unsafe { slice.as_ref() })
+}
+
+/// A copy of an array's values, in order.
+pub fn copied<T: Element + numpy::Element + Copy>(array: &Bound<'_, PyArray1<T>>) -> PyResult<Vec<T>> {
+    if array.len() == 0 {
+        return Ok(Vec::new());
+    }
+    if !(array.is_c_contiguous() && array.is_aligned()) {
+        return copied(array.call_method0("copy")?.cast()?);
+    }
+    // SAFETY: numpy gives a pointer to `len` initialised values in one piece, aligned, as just asked; integers are
+    // valid in every bit pattern; this thread is attached, so that no other Python code changes or frees them
+    // meanwhile, and the slice is gone after this line.
+    Ok(unsafe { std::slice::from_raw_parts(array.data(), array.len()) }.to_vec())
+}
+
+/// The arrays of a batch: for each buffer one part, one behind the other.
+pub struct BatchArrays {
+    pub block_tables: Py<PyArrayDyn<i32>>,
+    pub seq_lens: Py<PyArrayDyn<i32>>,
+    pub slot_mapping: Py<PyArrayDyn<i64>>,
+    pub positions: Py<PyArrayDyn<i32>>,
+    pub query_start_loc: Py<PyArrayDyn<i32>>,
+}
+
+impl BatchArrays {
+    /// One buffer's parts. They are asked for at each step: whoever has an array may have changed what it is.
+    ///
+    /// # Errors
+    /// `Value` if an array cannot be written as it was when the batch was made, or two overlap.
+    pub fn of_buffer<'a>(&'a self, py: Python<'a>, shape: &Shape, buffer: usize) -> Result<Arrays<'a>, Error> {
+        let mut ranges = [(0, 0); 5];
+        let (seqs, tokens) = (shape.max_seqs, shape.max_tokens);
+        let arrays = Arrays {
+            block_tables: part("block_tables", &self.block_tables, py, shape, buffer, seqs * shape.max_blocks, &mut ranges[0])?,
+            seq_lens: part("seq_lens", &self.seq_lens, py, shape, buffer, seqs, &mut ranges[1])?,
+            slot_mapping: part("slot_mapping", &self.slot_mapping, py, shape, buffer, tokens, &mut ranges[2])?,
+            positions: part("positions", &self.positions, py, shape, buffer, tokens, &mut ranges[3])?,
+            query_start_loc: part("query_start_loc", &self.query_start_loc, py, shape, buffer, seqs + 1, &mut ranges[4])?,
+        };
+        ranges.sort_unstable();
+        if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+            return Err(Error::Value("two arrays of the batch overlap in memory: give each its own".to_owned()));
+        }
+        Ok(arrays)
+    }
+}
+
+/// One buffer's part of an array, and where in memory it lies. Forming the slices is sound once the caller has seen
+/// that no two parts overlap, before it writes to any.
+fn part<'a, T: numpy::Element>(
+    name: &str,
+    array: &'a Py<PyArrayDyn<T>>,
+    py: Python<'a>,
+    shape: &Shape,
+    buffer: usize,
+    len: usize,
+    range: &mut (usize, usize),
+) -> Result<&'a mut [T], Error> {
+    let array = array.bind(py);
+    // SAFETY: the object is a numpy array for as long as it lives; this reads its header.
+    let is_writeable = unsafe { (*array.as_array_ptr()).fields.flags & NPY_ARRAY_WRITEABLE != 0 };
+    if array.len() != len * shape.buffers || !array.is_c_contiguous() || !array.is_aligned() || !is_writeable {
+        return Err(Error::Value(format!(
+            "{name} must stay what it was when the batch was made: {} values, C-contiguous, aligned, writeable",
+            len * shape.buffers
+        )));
+    }
+    let start = array.data() as usize + buffer * len * size_of::<T>();
+    *range = (start, start + len * size_of::<T>());
+    // SAFETY: the array has `buffers * len` aligned values in one piece and may be written, as just asked; T is an
+    // integer, valid in every bit pattern. `self` keeps the array alive; its memory is neither moved nor freed while
+    // this thread is attached and runs no Python code, and the slice does not outlive that (`py`). No other slice of
+    // this memory exists: what callers pass as arguments is copied first, and `of_buffer` refuses overlapping parts.
+    Ok(unsafe { std::slice::from_raw_parts_mut(array.data().add(buffer * len), len) })
 }

@@ -6,7 +6,7 @@ use kvpager_core::Error;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyModule, PyString, PyTuple};
+use pyo3::types::{PyBool, PyFloat, PyInt, PyModule, PyString};
 
 /// An exception of `kvpager.errors`. If even that fails, the failure is the exception.
 fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
@@ -21,8 +21,8 @@ fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallAr
 /// The exception for a refused call of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     match error {
-        Error::OutOfBlocks { needed, free, evictable, total } => {
-            raise(py, "OutOfBlocks", (needed, free, evictable, total, PyTuple::empty(py)))
+        Error::OutOfBlocks { needed, free, evictable, total, rows } => {
+            raise(py, "OutOfBlocks", (needed, free, evictable, total, rows.into_vec()))
         }
         Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
@@ -31,10 +31,16 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
             raise(py, "TokenError", (token_message(position, &value), position, value))
         }
         Error::EmptyPrompt => raise(py, "TokenError", ("the prompt is empty: it needs at least one token",)),
+        Error::Step(message) => step_error(py, message),
         Error::Config(message) => config_error(py, message),
         Error::Value(message) => PyValueError::new_err(message),
         Error::Memory => allocation_error(py),
     }
+}
+
+/// A step out of order.
+pub fn step_error(py: Python<'_>, message: String) -> PyErr {
+    raise(py, "StepError", (message,))
 }
 
 /// A setting outside its limits.

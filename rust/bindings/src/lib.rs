@@ -6,13 +6,16 @@
 #![allow(clippy::doc_markdown)]
 
 mod arguments;
+mod batch;
 mod buffers;
 mod errors;
+mod integers;
 mod namespace;
 mod pager;
 mod replay;
 mod sequence;
 mod shared;
+mod step;
 mod tokens;
 
 use pyo3::prelude::*;
@@ -25,11 +28,15 @@ mod _core {
     use pyo3::types::PyDict;
 
     #[pymodule_export]
+    use super::batch::PyBatch;
+    #[pymodule_export]
     use super::pager::PyPager;
     #[pymodule_export]
     use super::replay::PyReplay;
     #[pymodule_export]
     use super::sequence::PySequence;
+    #[pymodule_export]
+    use super::step::PyStep;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

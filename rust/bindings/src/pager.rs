@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvpager_core::batch::Shape;
 use kvpager_core::config::Config;
 use kvpager_core::{Pager, PolicyKind, check, dump};
 use numpy::{PyArray2, PyArrayMethods};
@@ -10,6 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyType};
 
 use crate::arguments::Given;
+use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
 use crate::sequence::PySequence;
@@ -254,6 +256,62 @@ impl PyPager {
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
 
+    /// Rows for sequences that are stepped together: one call a decode step.
+    ///
+    /// Parameters
+    /// ----------
+    /// max_seqs : int
+    ///     Rows, 1..65,536.
+    /// max_blocks : int
+    ///     Columns of the block tables: the longest sequence has `max_blocks * block_size` tokens.
+    /// max_tokens : int
+    ///     Positions that one step can plan.
+    /// buffers : int
+    ///     Steps that may be open at once, 1..4, each with arrays of its own: 2 to plan one step ahead.
+    /// pad_block, pad_slot, pad_seq_len : int
+    ///     What the arrays hold behind a table's last block, behind the last planned position, for an empty row.
+    /// arrays : dict of name to writable buffer, optional
+    ///     Memory of yours for some of `block_tables`, `seq_lens`, `positions`, `query_start_loc` (int32) and
+    ///     `slot_mapping` (int64), of all buffers one behind the other: pinned, or shared with another process.
+    ///     C-contiguous; sizes as of the attributes of these names of `Batch`.
+    ///
+    /// Raises
+    /// ------
+    /// ConfigError
+    ///     For a value outside its limits, or an array of the wrong size or type. AllocationError.
+    #[pyo3(
+        signature = (
+            max_seqs, max_blocks, max_tokens=Given::NOTHING, *, buffers=Given::NOTHING, pad_block=Given::NOTHING,
+            pad_slot=Given::NOTHING, pad_seq_len=Given::NOTHING, arrays=None
+        ),
+        text_signature = "($self, max_seqs, max_blocks, max_tokens=8192, *, buffers=2, pad_block=0, pad_slot=-1, \
+            pad_seq_len=0, arrays=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "settings, by name")]
+    fn batch(
+        &self,
+        py: Python<'_>,
+        max_seqs: Given<'_>,
+        max_blocks: Given<'_>,
+        max_tokens: Given<'_>,
+        buffers: Given<'_>,
+        pad_block: Given<'_>,
+        pad_slot: Given<'_>,
+        pad_seq_len: Given<'_>,
+        arrays: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyBatch> {
+        let shape = Shape {
+            max_seqs: max_seqs.setting(py, "max_seqs", 0)?,
+            max_blocks: max_blocks.setting(py, "max_blocks", 0)?,
+            max_tokens: max_tokens.setting(py, "max_tokens", 8192)?,
+            buffers: buffers.setting(py, "buffers", 2)?,
+            pad_block: pad_block.setting(py, "pad_block", 0)?,
+            pad_slot: pad_slot.setting(py, "pad_slot", -1)?,
+            pad_seq_len: pad_seq_len.setting(py, "pad_seq_len", 0)?,
+        };
+        PyBatch::new(py, &self.shared, shape, arrays)
+    }
+
     /// The block copies that `append`, `extend` and `slots` asked for since the last call: int32 [n, 2], (source,
     /// target) block ids, in the order of asking. No block is both source and target, so they may run in any order.
     /// Carry them out before the kernel that writes to slots given since. The sources are held until this call.
@@ -321,14 +379,14 @@ impl PyPager {
     /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests:
     /// it is slow.
     fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.shared.read(py, |pager| Ok(check::check(pager)))
+        self.shared.read_flushed(py, Pager::flush_rows, |pager| Ok(check::check(pager)))
     }
 
     /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies
     /// and statistics. Independent of the seed: two pagers that got the same calls draw the same.
     #[pyo3(signature = (full=false))]
     fn dump(&self, py: Python<'_>, full: bool) -> PyResult<String> {
-        self.shared.read(py, |pager| Ok(dump::dump(pager, full)))
+        self.shared.read_flushed(py, Pager::flush_rows, |pager| Ok(dump::dump(pager, full)))
     }
 }
 

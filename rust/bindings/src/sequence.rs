@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvpager_core::evict::Departure;
+use kvpager_core::{Error, Pager};
 use kvpager_core::ids::{BlockId, Handle};
 use kvpager_core::memory::with_capacity;
 use numpy::PyArray1;
@@ -12,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::Given;
 use crate::namespace;
-use crate::shared::{Shared, none_if_full};
+use crate::shared::{Dropped, Shared, none_if_full};
 use crate::tokens::{Tokens, token};
 
 /// One running request: its tokens, its block table, and how much of it is computed.
@@ -54,7 +55,20 @@ impl PySequence {
         call: &'static str,
         read: impl FnOnce(&kvpager_core::sequence::Sequence) -> usize,
     ) -> PyResult<usize> {
-        self.shared.read(py, |pager| Ok(read(pager.sequence(self.handle, call)?)))
+        self.read(py, |pager| Ok(read(pager.sequence(self.handle, call)?)))
+    }
+
+    /// Reads of the sequence, whose row in a batch may know more of it.
+    fn read<R>(&self, py: Python<'_>, call: impl FnOnce(&Pager) -> Result<R, Error>) -> PyResult<R> {
+        self.shared.read_flushed(py, |pager| pager.flush_row(self.handle), call)
+    }
+
+    /// The handle, for a batch of the same pager.
+    pub fn handle_in(&self, shared: &Arc<Shared>) -> PyResult<Handle> {
+        if Arc::ptr_eq(&self.shared, shared) {
+            return Ok(self.handle);
+        }
+        Err(PyValueError::new_err(format!("sequence {} belongs to another pager", self.handle.serial)))
     }
 }
 
@@ -86,10 +100,10 @@ impl PySequence {
         self.position(py, "num_committed", |sequence| sequence.num_committed)
     }
 
-    /// Tokens given to a step that is to write them; without a batch, those committed.
+    /// Tokens given to a step that is to write them; those committed, if no open step names the sequence.
     #[getter]
     fn num_planned(&self, py: Python<'_>) -> PyResult<usize> {
-        self.position(py, "num_planned", |sequence| sequence.num_committed)
+        self.read(py, |pager| Ok(pager.num_planned(pager.sequence(self.handle, "num_planned")?)))
     }
 
     /// A handle is true, whatever became of its sequence: `if seq := pager.try_admit(prompt)`.
@@ -104,7 +118,7 @@ impl PySequence {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let id = self.handle.serial;
-        self.shared.read(py, |pager| {
+        self.read(py, |pager| {
             Ok(pager.sequence(self.handle, "repr").map_or_else(
                 |_| format!("<kvpager.Sequence {id}: released>"),
                 |sequence| {
@@ -133,10 +147,11 @@ impl PySequence {
         self.shared.read(py, |pager| Ok(pager.sequence(self.handle, "pinned")?.pinned))
     }
 
-    /// The block table: int32 [ceil(len / `block_size`)], physical block of each logical block. A copy.
+    /// The block table: int32, physical block of each logical block: one for each `block_size` tokens. (The token that
+    /// a step's commit added last gets its block from the next step; `Batch.reserve` gives blocks ahead.) A copy.
     #[getter]
     fn block_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let ids = self.shared.read(py, |pager| {
+        let ids = self.read(py, |pager| {
             let table = &pager.running(self.handle, "block_ids")?.table;
             let mut ids = with_capacity(table.len())?;
             ids.extend(table.iter().copied().map(BlockId::cast_signed));
@@ -145,10 +160,10 @@ impl PySequence {
         Ok(PyArray1::from_vec(py, ids))
     }
 
-    /// The tokens: int32 [len]. A copy.
+    /// The tokens: int32 [len], -1 where a step has planned a position whose token is not known yet. A copy.
     #[getter]
     fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
-        let tokens = self.shared.read(py, |pager| {
+        let tokens = self.read(py, |pager| {
             let sequence = pager.sequence(self.handle, "tokens")?;
             let mut tokens = with_capacity(sequence.len)?;
             pager.copy_tokens(sequence, &mut tokens);
@@ -307,7 +322,7 @@ impl Drop for PySequence {
         if *self.released.get_mut() {
             return;
         }
-        self.shared.drop_handle(self.handle);
+        self.shared.queue_dropped(Dropped::Sequence(self.handle));
         let id = self.handle.serial;
         Python::attach(|py| {
             // Whatever exception is on its way must not be lost to the warning.

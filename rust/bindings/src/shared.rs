@@ -30,17 +30,25 @@ pub fn mark_forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// What the garbage collector took.
+pub enum Dropped {
+    /// A live sequence's handle.
+    Sequence(Handle),
+    /// A batch.
+    Batch(Handle),
+}
+
 /// A pager, its lock, and the handles that were dropped.
 pub struct Shared {
     guarded: Mutex<Guarded>,
     forks: u64,
-    dropped: Sender<Handle>,
+    dropped: Sender<Dropped>,
     num_dropped: AtomicUsize,
 }
 
 struct Guarded {
     pager: Pager,
-    dropped: Receiver<Handle>,
+    dropped: Receiver<Dropped>,
 }
 
 impl Shared {
@@ -59,13 +67,29 @@ impl Shared {
         self.run(py, |guarded| call(&guarded.pager))
     }
 
+    /// The same, after rows of batches have brought home what they keep of their sequences.
+    pub fn read_flushed<R>(
+        &self,
+        py: Python<'_>,
+        flush: impl FnOnce(&mut Pager),
+        call: impl FnOnce(&Pager) -> Result<R, Error>,
+    ) -> PyResult<R> {
+        self.run(py, |guarded| {
+            flush(&mut guarded.pager);
+            call(&guarded.pager)
+        })
+    }
+
     /// A call that may change the pager. Dropped handles are released first, in the order in which they were dropped.
     pub fn change<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Pager) -> Result<R, Error>) -> PyResult<R> {
         self.run(py, |guarded| {
             if self.num_dropped.load(Ordering::Acquire) > 0 {
-                while let Ok(handle) = guarded.dropped.try_recv() {
+                while let Ok(dropped) = guarded.dropped.try_recv() {
                     self.num_dropped.fetch_sub(1, Ordering::Relaxed);
-                    guarded.pager.release_dropped(handle);
+                    match dropped {
+                        Dropped::Sequence(handle) => guarded.pager.release_dropped(handle),
+                        Dropped::Batch(handle) => guarded.pager.close_batch(handle),
+                    }
                 }
             }
             call(&mut guarded.pager)
@@ -92,10 +116,10 @@ impl Shared {
         self.read(py, |pager| Ok(call(pager, tokens.as_slice(py))))?.map_err(|error| tokens.explain(py, error))
     }
 
-    /// Queues the handle of a sequence that nobody can release any more.
-    pub fn drop_handle(&self, handle: Handle) {
+    /// Queues what nobody can release any more.
+    pub fn queue_dropped(&self, dropped: Dropped) {
         // The receiver lives as long as this sender, so that this cannot fail.
-        if self.dropped.send(handle).is_ok() {
+        if self.dropped.send(dropped).is_ok() {
             self.num_dropped.fetch_add(1, Ordering::Release);
         }
     }

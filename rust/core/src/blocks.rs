@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 use crate::error::Result;
 use crate::ids::BlockId;
-use crate::memory::{with_capacity, zeroed_bytes};
+use crate::memory::{with_capacity, zeroed};
 
 const FRESH: u8 = 0;
 const HOLDERS_IN_PLACE: u8 = 252;
@@ -59,7 +59,7 @@ impl Blocks {
     /// `Memory` if the allocator refuses.
     pub fn new(num_blocks: usize, null_block: bool) -> Result<Self> {
         Ok(Self {
-            states: zeroed_bytes(num_blocks)?,
+            states: zeroed(num_blocks)?,
             stack: with_capacity(num_blocks)?,
             fresh: usize::from(null_block),
             crowds: BTreeMap::new(),

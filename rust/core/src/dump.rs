@@ -199,7 +199,7 @@ impl Drawing<'_> {
             namespace_repr(pager.namespace(sequence)),
             sequence.num_cached,
             sequence.num_committed,
-            sequence.num_committed,
+            pager.num_planned(sequence),
             sequence.len
         );
         if sequence.state == State::Running {

@@ -10,7 +10,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::error::Result;
 use crate::ids::{NodeId, Token};
-use crate::memory::zeroed_words;
+use crate::memory::zeroed;
 
 /// A SipHash-1-3 key.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ impl Buckets {
     /// # Errors
     /// `Memory` if the allocator refuses.
     pub fn new(buckets: usize) -> Result<Self> {
-        Ok(Self { heads: zeroed_words(buckets.next_power_of_two())? })
+        Ok(Self { heads: zeroed(buckets.next_power_of_two())? })
     }
 
     /// Chains.

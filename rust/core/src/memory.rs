@@ -2,24 +2,15 @@
 
 use crate::error::Result;
 
-/// `len` zero words. The kernel gives the pages only when they are touched, so a table sized for the worst case costs
-/// what is used of it.
+/// `len` zeros. The kernel gives the pages only when they are touched, so a table sized for the worst case costs what
+/// is used of it.
 ///
 /// # Errors
 /// `Memory` if the allocator refuses.
-pub fn zeroed_words(len: usize) -> Result<Vec<u32>> {
+pub fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>> {
     // `vec![0; n]` is the one safe way to lazily zeroed memory, but it aborts when refused. So ask first.
-    Vec::<u32>::new().try_reserve_exact(len)?;
-    Ok(vec![0; len])
-}
-
-/// `len` zero bytes, as lazily.
-///
-/// # Errors
-/// `Memory` if the allocator refuses.
-pub fn zeroed_bytes(len: usize) -> Result<Vec<u8>> {
-    Vec::<u8>::new().try_reserve_exact(len)?;
-    Ok(vec![0; len])
+    Vec::<T>::new().try_reserve_exact(len)?;
+    Ok(vec![T::default(); len])
 }
 
 /// An empty vector with room for exactly `capacity` elements.

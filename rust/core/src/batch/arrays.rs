@@ -20,13 +20,17 @@ pub struct Arrays<'a> {
 }
 
 impl Arrays<'_> {
-    /// Fills all of it with what stands for nothing.
-    pub fn blank(&mut self, shape: &Shape) {
-        self.block_tables.fill(shape.pad_block);
+    /// Fills all of it with what stands for nothing. (Writing zeros over zeros would touch every page.)
+    pub fn blank(&mut self, shape: &Shape, is_zeroed: bool) {
+        if !is_zeroed || shape.pad_block != 0 {
+            self.block_tables.fill(shape.pad_block);
+        }
         self.seq_lens.fill(shape.pad_seq_len);
         self.slot_mapping.fill(shape.pad_slot);
-        self.positions.fill(0);
-        self.query_start_loc.fill(0);
+        if !is_zeroed {
+            self.positions.fill(0);
+            self.query_start_loc.fill(0);
+        }
     }
 
     /// Pads what the buffer's last step used and this one does not.

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A row whose `limit` is 0 is *cold*: its sequence has been used on its own since, and the next step looks at it
-//! again. What is pending is *flushed* into the sequence before anybody else reads that.
+//! again. What is pending is *flushed* into the sequence before anybody else reads that, which makes the row cold; its
+//! tail has room for `PENDING_MAX` tokens until then, so that flushing cannot fail.
 
 mod arrays;
 mod plan;
@@ -71,6 +72,8 @@ pub struct Row {
     pub committed: u32,
     /// Committing up to here makes a block full.
     pub publish_at: u32,
+    /// Positions for which the table has blocks.
+    pub table_end: u32,
     /// Slot of a position below `limit`, less the position.
     pub slot_base: i64,
 }
@@ -94,6 +97,8 @@ pub struct Slow {
 #[derive(Debug)]
 pub struct Batch {
     pub shape: Shape,
+    /// Tokens of a block.
+    pub block_size: u32,
     pub rows: Vec<Row>,
     /// The sequence of each row.
     pub sequences: Vec<Option<Handle>>,
@@ -118,6 +123,7 @@ pub struct Batch {
     pub written: Vec<arrays::Written>,
     // Scratch of one call, kept so that a steady step allocates nothing.
     pub slow: Vec<Slow>,
+    pub slow_rows: Vec<u32>,
     pub taken: Vec<BlockId>,
     pub shared: Vec<BlockId>,
     /// Copies that this call asked for: ticket, row, column.
@@ -129,7 +135,7 @@ impl Batch {
     ///
     /// # Errors
     /// `Config` for a shape outside its limits; `Memory`.
-    pub fn new(shape: Shape) -> Result<Self> {
+    pub fn new(shape: Shape, block_size: usize) -> Result<Self> {
         shape.validate()?;
         let (rows, buffers) = (shape.max_seqs, shape.buffers);
         let per_buffer = || -> Result<Vec<Vec<u32>>> { (0..buffers).map(|_| with_capacity(rows)).collect() };
@@ -147,10 +153,12 @@ impl Batch {
             patches: Vec::new(),
             written: Vec::new(),
             slow: with_capacity(rows)?,
+            slow_rows: with_capacity(rows)?,
             taken: Vec::new(),
             shared: Vec::new(),
             own_copies: Vec::new(),
             shape,
+            block_size: block_size as u32,
         };
         for _ in 0..buffers {
             batch.plans.push(Plan::with_rows(rows)?);
@@ -174,6 +182,17 @@ impl Batch {
     #[must_use]
     pub const fn buffer_of(&self, step: u64) -> usize {
         (step % self.shape.buffers as u64) as usize
+    }
+
+    /// The step with this number, which is open.
+    #[must_use]
+    pub fn plan(&self, step: u64) -> &Plan {
+        &self.plans[self.buffer_of(step)]
+    }
+
+    /// Copies that open steps have handed out.
+    pub fn lent_copies(&self) -> impl Iterator<Item = &LentCopy> {
+        (self.oldest..self.next).flat_map(|step| &self.plan(step).copies)
     }
 
     fn plan_row(&self, seat: Seat, buffer: usize) -> u32 {
@@ -278,6 +297,13 @@ impl Batch {
             let buffer = self.buffer_of(step);
             self.plans[buffer].is_moved = true;
         }
+    }
+
+    /// Takes out what waits in a row, which becomes cold.
+    pub fn take_pending(&mut self, row: usize) -> &[Token] {
+        let waiting = (self.rows[row].len - self.rows[row].flushed) as usize;
+        self.rows[row] = Row::default();
+        &self.pending[row * PENDING_MAX..][..waiting]
     }
 
     /// The tokens that wait in a row.

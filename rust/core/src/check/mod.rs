@@ -1,6 +1,7 @@
 //! The checker: recounts everything from the ground up and reports each promise that does not hold, by its id
 //! (`docs/design` and DESIGN's I1-I14). It shares no shortcut with the code it checks, and is slow on purpose.
 
+mod batches;
 mod pool;
 mod sequences;
 mod tree;
@@ -27,6 +28,7 @@ pub fn check(pager: &Pager) -> Vec<String> {
     if checker.violations.is_empty() {
         // What hangs in a broken tree cannot be recounted.
         checker.check_sequences();
+        checker.check_batches();
         checker.check_copies();
         checker.check_holds();
         checker.check_queues();

@@ -1,6 +1,7 @@
 //! What sequences say of themselves, and what they and the queued copies hold.
 
 use super::Checker;
+use crate::batch::Batch;
 use crate::blocks::State as BlockState;
 use crate::ids::{BlockId, NodeId};
 use crate::sequence::{Sequence, State};
@@ -55,9 +56,20 @@ impl Checker<'_> {
     fn check_running(&mut self, sequence: &Sequence) {
         let (pager, block_size) = (self.pager, self.pager.config().block_size);
         let serial = sequence.serial;
-        let blocks = sequence.len.div_ceil(block_size);
-        self.expect(sequence.table.len() == blocks, || {
+        let planned = pager.num_planned(sequence);
+        let blocks = planned.max(1).div_ceil(block_size);
+        self.expect(sequence.table.len() >= blocks, || {
             format!("I2: sequence {serial} needs {blocks} blocks and its table has {}", sequence.table.len())
+        });
+        self.expect(sequence.num_committed <= planned && planned <= sequence.len, || {
+            format!(
+                "I4: sequence {serial}: committed {} <= planned {planned} <= len {} does not hold",
+                sequence.num_committed, sequence.len
+            )
+        });
+        let known = pager.num_known(sequence);
+        self.expect(known >= sequence.num_committed, || {
+            format!("I4: sequence {serial} has committed position {known}, whose token is not known")
         });
 
         let mut path: Vec<BlockId> = Vec::new();
@@ -105,6 +117,10 @@ impl Checker<'_> {
     }
 
     pub(super) fn check_copies(&mut self) {
+        let lent = self.pager.batches.iter().flat_map(Batch::lent_copies);
+        for copy in lent {
+            self.count_hold(copy.source, &format!("the lent copy into {}", copy.target));
+        }
         let copies: Vec<_> = self.pager.copies.iter().collect();
         for &(source, target) in &copies {
             self.count_hold(source, &format!("the copy into {target}"));

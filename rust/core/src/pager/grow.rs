@@ -120,8 +120,8 @@ impl Pager {
     /// Table positions of `start..stop` whose blocks others hold, too.
     pub(super) fn shared_in(&self, sequence: &Sequence, start: usize, stop: usize) -> impl Iterator<Item = usize> {
         let block_size = self.config.block_size;
-        let range = start / block_size..stop.div_ceil(block_size).min(sequence.table.len());
-        range.filter(|&at| !self.is_writable(sequence.table[at]))
+        let last = if start < stop { stop.div_ceil(block_size).min(sequence.table.len()) } else { 0 };
+        (start / block_size..last).filter(|&at| !self.is_writable(sequence.table[at]))
     }
 
     /// Takes the `needed` blocks that make positions `start..stop` writable, into a table that has room for them.

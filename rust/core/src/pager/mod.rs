@@ -353,7 +353,7 @@ impl Pager {
     }
 
     /// May the sequence write to this block? Copies that read it are carried out before any kernel writes.
-    fn is_writable(&self, block: BlockId) -> bool {
+    pub(crate) fn is_writable(&self, block: BlockId) -> bool {
         self.blocks.is_sole(block)
             || match self.blocks.state(block) {
                 BlockState::Private(holders) => holders - self.copies.readers(block) == 1,

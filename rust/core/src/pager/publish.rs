@@ -5,7 +5,7 @@ use crate::blocks::State as BlockState;
 use crate::content;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
-use crate::ids::{Handle, NodeId};
+use crate::ids::{CONTENT_START, Handle, NodeId, Token};
 use crate::sequence::Sequence;
 
 impl Pager {
@@ -57,7 +57,9 @@ impl Pager {
         while sequence.path_blocks < end {
             let limit = end - sequence.path_blocks;
             let first_block = &sequence.tail.first(self.config.block_size)[..self.config.block_size];
-            let done = match self.index.find_child(sequence.end, first_block) {
+            // Where there is no child at all, none need be looked for.
+            let child = self.index.first_child(sequence.end).some();
+            let done = match child.and_then(|_| self.index.find_child(sequence.end, first_block)) {
                 Some(child) => self.follow(sequence, child, limit),
                 None => self.add(sequence, limit),
             };
@@ -66,6 +68,29 @@ impl Pager {
             }
         }
         self.evict.policy().on_commit(Self::context(sequence, Departure::Moved), sequence.path_blocks - start);
+    }
+
+    /// Publishes the next block, whose tokens are all there are behind the path, if that only makes the path's last
+    /// node longer. (The usual commit of a full block, with as few looks into memory as it takes.)
+    pub(super) fn publish_block(&mut self, sequence: &mut Sequence, tokens: &[Token]) -> bool {
+        let (block_size, at) = (self.config.block_size, sequence.path_blocks);
+        if tokens.len() != block_size || sequence.has_content || sequence.is_silent || !sequence.tail.is_empty() {
+            return false;
+        }
+        if !self.index.is_live(sequence.end) || self.room_to_grow(sequence.end).is_none() {
+            return false;
+        }
+        if tokens.iter().any(|&token| token >= CONTENT_START) {
+            return false;
+        }
+        let block = sequence.table[at];
+        if self.blocks.index_sole(&[block]) == 0 {
+            return false;
+        }
+        self.index[sequence.end].run.push(tokens, block, block_size);
+        sequence.path_blocks += 1;
+        self.evict.policy().on_commit(Self::context(sequence, Departure::Moved), 1);
+        true
     }
 
     /// Has nothing of its path been forgotten, and the pager not been reset, since it was admitted?

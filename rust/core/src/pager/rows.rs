@@ -1,7 +1,7 @@
 //! Rows of batches: who sits where, and what a row keeps of its sequence.
 
 use super::Pager;
-use crate::batch::{Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Row, Seat, Shape};
+use crate::batch::{BUFFERS_MAX, Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Row, Seat, Shape};
 use crate::error::{Error, Result};
 use crate::ids::{CONTENT_START, Handle, Token};
 use crate::memory::with_capacity;
@@ -14,7 +14,7 @@ impl Pager {
     /// `Config`, `Memory`.
     pub fn batch(&mut self, shape: Shape) -> Result<Handle> {
         self.batches.reserve(1)?;
-        Ok(self.batches.insert(Box::new(Batch::new(shape)?)))
+        Ok(self.batches.insert(Box::new(Batch::new(shape, self.config.block_size)?)))
     }
 
     /// The batch behind a handle.
@@ -105,7 +105,7 @@ impl Pager {
         if batch.naming(Seat::Row { batch: handle, row }).next().is_some() {
             batch.left.try_reserve(1)?;
             batch.left.push(sequence);
-            let mut plan_rows = [NO_ROW; crate::batch::BUFFERS_MAX];
+            let mut plan_rows = [NO_ROW; BUFFERS_MAX];
             for (at, rows) in batch.plan_rows.iter().enumerate() {
                 plan_rows[at] = rows[row as usize];
             }
@@ -117,6 +117,15 @@ impl Pager {
             sequence.seat = seat;
         }
         Ok(row)
+    }
+
+    /// The row of a sequence, if it is in this batch.
+    #[must_use]
+    pub fn row_of(&self, handle: Handle, sequence: Handle) -> Option<u32> {
+        match self.sequences.get(sequence)?.seat {
+            Seat::Row { batch, row } if batch == handle => Some(row),
+            _ => None,
+        }
     }
 
     /// Moves sequences from the last rows to empty ones, until no row in between is empty; answers (from, to) of each
@@ -144,8 +153,11 @@ impl Pager {
 
     /// Brings what a row keeps of a sequence home, before the sequence is read on its own.
     pub fn flush_row(&mut self, handle: Handle) {
+        if self.sequences.get(handle).is_none_or(|sequence| sequence.seat == Seat::None) {
+            return;
+        }
         if let Some(mut sequence) = self.sequences.take(handle) {
-            self.flush_seat(&mut sequence);
+            self.leave_row(&mut sequence);
             self.sequences.put_back(handle, sequence);
         }
     }
@@ -162,21 +174,12 @@ impl Pager {
         }
     }
 
-    fn flush_seat(&mut self, sequence: &mut Sequence) {
-        if let Seat::Row { batch, row } = sequence.seat
-            && let Some(batch) = self.batches.get_mut(batch)
-        {
-            flush(batch, row as usize, sequence, self.config.block_size);
-        }
-    }
-
-    /// A call on a sequence alone begins, and may change it: its row must be looked at again.
+    /// Brings what its row keeps of a sequence home, before a call on that alone.
     pub(super) fn leave_row(&mut self, sequence: &mut Sequence) {
         if let Seat::Row { batch, row } = sequence.seat
             && let Some(batch) = self.batches.get_mut(batch)
         {
             flush(batch, row as usize, sequence, self.config.block_size);
-            batch.rows[row as usize] = Row::default();
         }
     }
 
@@ -233,7 +236,7 @@ impl Pager {
     }
 
     /// Its tokens before the first placeholder.
-    pub(super) fn num_known(&self, sequence: &Sequence) -> usize {
+    pub(crate) fn num_known(&self, sequence: &Sequence) -> usize {
         let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else { return sequence.len };
         let Some(batch) = self.batches.get(batch) else { return sequence.len };
         let starts = batch.naming(sequence.seat).map(|planned| (planned.end - planned.num) as usize);
@@ -245,6 +248,28 @@ impl Pager {
         let (block_size, start) = (self.config.block_size, sequence.path_blocks * self.config.block_size);
         (start..sequence.len).contains(&position)
             && sequence.tail.get(position - start, block_size) == PLACEHOLDER
+    }
+
+    /// Brings what a step or its commit will read of some sequences into the cache. They lie anywhere in memory: waiting
+    /// for one line after the other, row by row, would be most of the cost, and each loop here waits for all at once.
+    pub(super) fn touch(&self, handle: impl Fn(usize) -> Option<Handle>, count: usize) {
+        let sequences = || (0..count).filter_map(|nth| self.sequences.get(handle(nth)?));
+        let mut seen = 0;
+        for sequence in sequences() {
+            seen ^= sequence.path_blocks ^ sequence.table.len() ^ sequence.num_committed ^ sequence.tail.len();
+        }
+        for sequence in sequences() {
+            seen ^= sequence.table.last().map_or(0, |&block| block as usize);
+            if !sequence.end.is_root() {
+                seen ^= self.index[sequence.end].run.capacity() ^ self.evict.slot(sequence.end).hits() as usize;
+            }
+        }
+        for sequence in sequences() {
+            if !sequence.end.is_root() {
+                seen ^= self.index[sequence.end].run.touch(self.config.block_size);
+            }
+        }
+        std::hint::black_box(seen);
     }
 
     /// Looks at a row's sequence again: nothing is pending then, and the row knows how far steps need not look.
@@ -265,52 +290,67 @@ impl Pager {
         sequence: &mut Sequence,
         planned: usize,
     ) -> Result<()> {
-        let block_size = self.config.block_size;
         debug_assert!(batch.pending(at).is_empty());
-        let block = planned / block_size;
-        let columns = sequence.table.len().min(batch.shape.max_blocks);
-        let mut limit = planned;
-        let mut slot_base = 0;
-        if block < columns && self.is_writable(sequence.table[block]) {
-            limit = ((block + 1) * block_size).min(sequence.len + PENDING_MAX - 1);
-            slot_base = i64::from(sequence.table[block]) * block_size as i64 - (block * block_size) as i64;
-        }
         batch.rows[at] = Row::default();
-        sequence.tail.reserve((limit + 1).saturating_sub(sequence.len), block_size)?;
+        sequence.tail.reserve(PENDING_MAX, self.config.block_size)?;
+        let place = planned / self.config.block_size;
+        let is_writable = sequence.table.get(place).is_some_and(|&block| self.is_writable(block));
+        let len = sequence.len;
+        // A short tail waits here: it will be published from here without another look at the sequence's memory.
+        let waiting = sequence.tail.len();
+        if waiting <= PENDING_MAX - BUFFERS_MAX {
+            let pending = &mut batch.pending[at * PENDING_MAX..][..waiting];
+            for (offset, place) in pending.iter_mut().enumerate() {
+                *place = sequence.tail.get(offset, self.config.block_size);
+            }
+            sequence.tail.truncate(0, self.config.block_size);
+            sequence.len -= waiting;
+        }
         batch.rows[at] = Row {
             planned: planned as u32,
-            limit: limit as u32,
-            len: sequence.len as u32,
+            len: len as u32,
             flushed: sequence.len as u32,
             committed: sequence.num_committed as u32,
-            publish_at: ((sequence.num_committed / block_size + 1) * block_size) as u32,
-            slot_base,
+            publish_at: ((sequence.num_committed / self.config.block_size + 1) * self.config.block_size) as u32,
+            ..Row::default()
         };
+        self.set_limit(batch, at, sequence, is_writable);
         Ok(())
+    }
+
+    /// Notes how far a row may be planned without a closer look. `is_writable`: is the block of its next position, if
+    /// there is one, its own?
+    pub(super) fn set_limit(&self, batch: &mut Batch, at: usize, sequence: &Sequence, is_writable: bool) {
+        let block_size = self.config.block_size;
+        let max_blocks = batch.shape.max_blocks;
+        let row = &mut batch.rows[at];
+        let place = row.planned as usize / block_size;
+        row.table_end = (sequence.table.len() * block_size) as u32;
+        row.limit = row.planned;
+        if is_writable && place < max_blocks.min(sequence.table.len()) {
+            row.limit = (((place + 1) * block_size) as u32).min(row.flushed + PENDING_MAX as u32 - 1).max(row.planned);
+        }
+        // Behind the table's end: the last block, to which rejected drafts lead back.
+        let place = place.min(sequence.table.len() - 1);
+        row.slot_base = (i64::from(sequence.table[place]) - place as i64) * block_size as i64;
     }
 }
 
-/// Brings a row's pending tokens and its committed positions home. Room for the tokens was made when the row was
-/// looked at.
+/// Brings a row's pending tokens and its committed positions home; the row is cold then.
 pub(super) fn flush(batch: &mut Batch, at: usize, sequence: &mut Sequence, block_size: usize) {
-    let row = &batch.rows[at];
+    let row = batch.rows[at];
     if row.limit == 0 {
         return;
     }
     sequence.num_committed = row.committed as usize;
-    if row.len > row.flushed {
-        let waiting = (row.len - row.flushed) as usize;
-        let pending = &batch.pending[at * PENDING_MAX..][..waiting];
-        append_reserved(sequence, pending, block_size);
-    } else if row.len < row.flushed {
-        unreachable!("rejected drafts are cut from the sequence itself");
-    }
-    let row = &mut batch.rows[at];
-    row.flushed = row.len;
+    append_reserved(sequence, batch.take_pending(at), block_size);
 }
 
 /// Adds tokens for which the tail has room.
 pub(super) fn append_reserved(sequence: &mut Sequence, tokens: &[Token], block_size: usize) {
+    if tokens.is_empty() {
+        return;
+    }
     sequence.len += tokens.len();
     match sequence.tail.extend(tokens, block_size) {
         Ok(_) => {}

@@ -5,6 +5,7 @@
 //! blocks, plans the positions and fills the arrays.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::Pager;
 use super::rows::{append_reserved, flush};
@@ -132,10 +133,8 @@ impl Pager {
             let num = counts.of(at);
             let end = row.planned.saturating_add(num);
             num_tokens += num as usize;
-            if end <= row.limit && (end <= row.len || (is_unknown && takes_placeholder(row, num))) {
-                continue;
-            }
-            if num > 0 {
+            let is_usual = end <= row.limit && (end <= row.len || (is_unknown && takes_placeholder(row, num)));
+            if !is_usual || row.limit == 0 {
                 batch.slow.push(Slow { row: at as u32, num, added: 0, tokens_at: 0, needed: 0 });
             }
         }
@@ -155,36 +154,30 @@ impl Pager {
     fn survey_slow(
         &mut self,
         batch: &mut Batch,
-        slow: &mut Vec<Slow>,
+        slow: &mut [Slow],
         counts: Counts<'_>,
         ahead: Ahead<'_>,
         mut num_tokens: usize,
     ) -> Result<(usize, usize)> {
         let block_size = self.config.block_size;
         // Empty rows, and those that were used on their own since.
-        let mut kept = 0;
-        for nth in 0..slow.len() {
-            let row = slow[nth];
+        for row in &mut *slow {
             let at = row.row as usize;
             if batch.sequences[at].is_none() {
-                if let Counts::Each(_) = counts {
+                if matches!(counts, Counts::Each(_)) && row.num > 0 {
                     return Err(Error::Value(format!("num_tokens[{at}] is {}: row {at} is empty", row.num)));
                 }
                 num_tokens -= row.num as usize;
-                continue;
-            }
-            if batch.rows[at].limit == 0 {
+                row.num = 0;
+            } else if batch.rows[at].limit == 0 && row.num > 0 {
                 self.with_row(batch, at, |pager, batch, sequence| pager.refresh(batch, at, sequence))?;
             }
-            slow[kept] = row;
-            kept += 1;
         }
-        slow.truncate(kept);
         self.check_ahead(batch, slow, ahead)?;
         if !matches!(ahead, Ahead::Blocks) {
             check_total(batch, num_tokens)?;
         }
-        for row in &*slow {
+        for row in slow.iter().filter(|row| row.num > 0) {
             let end = batch.rows[row.row as usize].planned as usize + row.num as usize;
             if end.div_ceil(block_size) > batch.shape.max_blocks {
                 return Err(Error::Value(format!(
@@ -328,13 +321,14 @@ impl Pager {
         batch.plans[buffer].copies.clear();
         batch.plans[buffer].copies.try_reserve(self.copies.len() + needed)?;
         for row in &batch.slow {
-            let waiting = batch.pending(row.row as usize).len();
             let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get_mut(handle))
             else {
                 continue;
             };
             sequence.table.try_reserve(row.needed as usize)?;
-            sequence.tail.reserve(waiting + row.added as usize + 1, block_size)?;
+            if row.added > 0 {
+                sequence.tail.reserve(PENDING_MAX + row.added as usize, block_size)?;
+            }
         }
         Ok(())
     }
@@ -356,47 +350,31 @@ impl Pager {
         plan.begin(num_tokens);
         self.take(needed, &mut taken);
 
-        let (mut next_slow, mut next_block, mut at_token) = (0, 0, 0);
+        self.touch(|nth| batch.sequences[slow[nth].row as usize], slow.len());
+        let (mut at, mut next_block, mut at_token) = (0, 0, 0);
         arrays.query_start_loc[0] = 0;
-        for at in 0..batch.rows.len() {
-            let row = &mut batch.rows[at];
-            let num = counts.of(at);
-            let planned = if let Some(slow) = slow.get(next_slow)
-                && slow.row as usize == at
-            {
-                next_slow += 1;
-                self.with_row(batch, at, |pager, batch, sequence| {
-                    let (planned, used) =
-                        pager.plan_slow(batch, &mut plan, slow, ahead, sequence, &taken[next_block..]);
+        for row in &slow {
+            let stop = row.row as usize;
+            at_token = plan_usual(batch, &mut plan, counts, at..stop, at_token, arrays);
+            let planned = if row.num == 0 {
+                Planned { end: self.planned_in_row(batch, stop), ..Planned::NOTHING }
+            } else {
+                self.with_row(batch, stop, |pager, batch, sequence| {
+                    let blocks = &taken[next_block..];
+                    let (planned, used) = pager.plan_slow(batch, &mut plan, row, ahead, sequence, blocks);
                     next_block += used;
                     pager.write_positions(sequence, &planned, at_token, arrays);
                     planned
                 })
-            } else if num == 0 || batch.sequences[at].is_none() {
-                Planned { end: self.planned_in_row(batch, at), ..Planned::NOTHING }
-            } else {
-                for position in row.planned..row.planned + num {
-                    let place = at_token + (position - row.planned) as usize;
-                    arrays.positions[place] = position.cast_signed();
-                    arrays.slot_mapping[place] = row.slot_base + i64::from(position);
-                }
-                row.planned += num;
-                let has_placeholder = row.planned > row.len;
-                if has_placeholder {
-                    batch.pending[at * PENDING_MAX + (row.len - row.flushed) as usize] = PLACEHOLDER;
-                    row.len += 1;
-                }
-                Planned { end: row.planned, num, drafts: 0, has_placeholder, is_named: true }
             };
+            let is_empty = batch.sequences[stop].is_none();
+            arrays.seq_lens[stop] = if is_empty { batch.shape.pad_seq_len } else { planned.end.cast_signed() };
             at_token += planned.num as usize;
-            arrays.query_start_loc[at + 1] = at_token as i32;
-            arrays.seq_lens[at] = if batch.sequences[at].is_some() {
-                planned.end.cast_signed()
-            } else {
-                batch.shape.pad_seq_len
-            };
+            arrays.query_start_loc[stop + 1] = at_token as i32;
             plan.rows.push(planned);
+            at = stop + 1;
         }
+        at_token = plan_usual(batch, &mut plan, counts, at..batch.rows.len(), at_token, arrays);
         debug_assert_eq!((next_block, at_token), (needed, num_tokens));
         self.lend_copies(batch, &mut plan);
         batch.plans[buffer] = plan;
@@ -458,10 +436,16 @@ impl Pager {
         }
         let row = &mut batch.rows[at];
         row.planned = planned.end;
-        if used > 0 || row.planned > row.limit {
-            flush(batch, at, sequence, self.config.block_size);
-            // Without memory the row stays cold, and the next step looks at it again.
-            let _ = self.refresh_at(batch, at, sequence, planned.end as usize);
+        if row.planned > row.limit {
+            // Blocks that were appended are the row's own.
+            if row.limit > 0 && used == sequence.table.len() - before {
+                self.set_limit(batch, at, sequence, used > 0);
+            }
+            if batch.rows[at].limit <= planned.end {
+                flush(batch, at, sequence, self.config.block_size);
+                // Without memory the row stays cold, and the next step looks at it again.
+                let _ = self.refresh_at(batch, at, sequence, planned.end as usize);
+            }
         }
         (planned, used)
     }
@@ -479,12 +463,11 @@ impl Pager {
             row.len += tokens.len() as u32;
             return;
         }
+        // The row is cold then, and looked at again below.
         flush(batch, at, sequence, self.config.block_size);
         for word in words {
             append_reserved(sequence, &[word], self.config.block_size);
         }
-        let row = &mut batch.rows[at];
-        (row.len, row.flushed) = (sequence.len as u32, sequence.len as u32);
     }
 
     /// Makes the row's positions writable with the first of the blocks, its `needed` or (as the last holder of a shared
@@ -593,6 +576,58 @@ impl Pager {
         self.sequences.put_back(handle, sequence);
         result
     }
+}
+
+/// Plans rows of the usual path; answers where the next row's positions start.
+fn plan_usual(
+    batch: &mut Batch,
+    plan: &mut Plan,
+    counts: Counts<'_>,
+    range: Range<usize>,
+    at_token: usize,
+    arrays: &mut Arrays<'_>,
+) -> usize {
+    match counts {
+        Counts::All(1) => plan_each(batch, plan, range, |_| 1, at_token, arrays),
+        _ => plan_each(batch, plan, range, |row| counts.of(row), at_token, arrays),
+    }
+}
+
+/// `plan_usual`, compiled for what `count` is.
+fn plan_each(
+    batch: &mut Batch,
+    plan: &mut Plan,
+    range: Range<usize>,
+    count: impl Fn(usize) -> u32,
+    mut at_token: usize,
+    arrays: &mut Arrays<'_>,
+) -> usize {
+    let Arrays { positions, slot_mapping, .. } = arrays;
+    let lens = arrays.seq_lens[range.clone()].iter_mut();
+    let starts = arrays.query_start_loc[range.start + 1..=range.end].iter_mut();
+    let pending = batch.pending[range.start * PENDING_MAX..range.end * PENDING_MAX].chunks_exact_mut(PENDING_MAX);
+    let rows = batch.rows[range.clone()].iter_mut().zip(pending).zip(lens.zip(starts));
+    plan.rows.extend(range.zip(rows).map(|(at, ((row, pending), (len, start)))| {
+        let num = count(at);
+        let first = row.planned;
+        let stop = at_token + num as usize;
+        let places = positions[at_token..stop].iter_mut().zip(&mut slot_mapping[at_token..stop]);
+        for (position, (place, slot)) in (first..).zip(places) {
+            *place = position.cast_signed();
+            *slot = row.slot_base + i64::from(position);
+        }
+        at_token = stop;
+        row.planned = first + num;
+        let has_placeholder = row.planned > row.len;
+        if has_placeholder {
+            pending[(row.len - row.flushed) as usize] = PLACEHOLDER;
+            row.len += 1;
+        }
+        *len = row.planned.cast_signed();
+        *start = stop as i32;
+        Planned { end: row.planned, num, drafts: 0, has_placeholder, is_named: num > 0 }
+    }));
+    at_token
 }
 
 /// Would its next position be a placeholder, and may it?

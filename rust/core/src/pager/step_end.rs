@@ -1,11 +1,13 @@
 //! The end of a step: commit or cancel. And what is known of its tokens meanwhile.
 
+use std::ops::Range;
+
 use super::Pager;
 use super::rows::{append_reserved, flush};
 use crate::batch::{Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat};
 use crate::error::{Error, Result};
 use crate::evict::Context;
-use crate::ids::{CONTENT_START, Handle};
+use crate::ids::{CONTENT_START, Handle, Token};
 use crate::memory::with_capacity;
 use crate::sequence::Sequence;
 
@@ -55,7 +57,7 @@ impl Pager {
         handle: Handle,
         step: u64,
         outcome: Outcome<'_>,
-        applied: &mut [u8],
+        applied: &mut [bool],
     ) -> Result<()> {
         self.with_batch(handle, |pager, batch| {
             check_is_open(batch, step, "commit")?;
@@ -152,7 +154,7 @@ impl Pager {
         })
     }
 
-    fn push_tokens(&self, sequence: &Sequence, range: std::ops::Range<usize>, tokens: &mut Vec<i32>) {
+    fn push_tokens(&self, sequence: &Sequence, range: Range<usize>, tokens: &mut Vec<i32>) {
         let (block_size, start) = (self.config.block_size, sequence.path_blocks * self.config.block_size);
         // What an open step names is not committed, so it is not on the path.
         tokens.extend(range.map(|position| sequence.tail.get(position - start, block_size).cast_signed()));
@@ -213,7 +215,7 @@ impl Pager {
     // ---- commit ----------------------------------------------------------------------------------------------------
 
     /// Checks what the commit is told, and asks for the memory that it may use.
-    fn check_commit(&mut self, batch: &Batch, plan: &Plan, places: &Places, outcome: Outcome<'_>) -> Result<()> {
+    fn check_commit(&mut self, batch: &mut Batch, plan: &Plan, places: &Places, outcome: Outcome<'_>) -> Result<()> {
         let rows = plan.rows.len();
         for (name, given) in [("next_tokens", outcome.next_tokens), ("num_accepted", outcome.num_accepted)] {
             if let Some(given) = given
@@ -222,58 +224,74 @@ impl Pager {
                 return Err(Error::Value(format!("{name} has {} values; the step has {rows} rows", given.len())));
             }
         }
-        for (nth, planned) in plan.rows.iter().enumerate() {
-            if !planned.is_named {
-                continue;
+        batch.slow_rows.clear();
+        if places.0.is_none() && outcome.num_accepted.is_none() {
+            let rows = plan.rows.iter().zip(&batch.rows).enumerate();
+            batch.slow_rows.extend(rows.filter_map(|(nth, (planned, row))| {
+                let is_usual = is_usual(row, planned.end) && (outcome.token(nth) >= 0 || row.len == planned.end);
+                (planned.is_named && !is_usual).then_some(nth as u32)
+            }));
+        } else {
+            batch.slow_rows.extend(0..rows as u32);
+        }
+        let slow = std::mem::take(&mut batch.slow_rows);
+        let result = slow.iter().try_for_each(|&nth| self.check_row(batch, plan, places, outcome, nth as usize));
+        batch.slow_rows = slow;
+        result
+    }
+
+    fn check_row(
+        &mut self,
+        batch: &Batch,
+        plan: &Plan,
+        places: &Places,
+        outcome: Outcome<'_>,
+        nth: usize,
+    ) -> Result<()> {
+        let planned = &plan.rows[nth];
+        if !planned.is_named {
+            return Ok(());
+        }
+        if let Some(accepted) = outcome.num_accepted
+            && !(0..=planned.drafts.cast_signed()).contains(&accepted[nth])
+        {
+            return Err(Error::Value(format!(
+                "num_accepted[{nth}] is {}: row {nth} has {} drafts",
+                accepted[nth], planned.drafts
+            )));
+        }
+        let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
+        if token < -1 {
+            return Err(Error::Value(format!(
+                "next_tokens[{nth}] is {token}: it must be a token of 0 to 2147483647, or -1 for none"
+            )));
+        }
+        let end = planned.end;
+        let (handle, row) = match places.of(nth) {
+            Place::Row(at) => (batch.sequences[at], Some(at).filter(|&at| batch.rows[at].limit > 0)),
+            Place::Left(handle) => (Some(handle), None),
+            Place::Gone => (None, None),
+        };
+        let Some(sequence) = handle.and_then(|handle| self.sequences.get_mut(handle)) else { return Ok(()) };
+        if row.is_none() {
+            // A warm row's sequence has room for what waits and one more.
+            sequence.tail.reserve(1, self.config.block_size)?;
+        }
+        if token >= 0 || rejected > 0 {
+            return Ok(());
+        }
+        let waits = match row.map(|at| (&batch.rows[at], batch.pending(at))) {
+            Some((row, pending)) if end >= row.flushed => {
+                pending.get((end - row.flushed) as usize) == Some(&PLACEHOLDER)
             }
-            if let Some(accepted) = outcome.num_accepted
-                && !(0..=planned.drafts.cast_signed()).contains(&accepted[nth])
-            {
-                return Err(Error::Value(format!(
-                    "num_accepted[{nth}] is {}: row {nth} has {} drafts",
-                    accepted[nth], planned.drafts
-                )));
-            }
-            let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
-            if token < -1 {
-                return Err(Error::Value(format!(
-                    "next_tokens[{nth}] is {token}: it must be a token of 0 to 2147483647, or -1 for none"
-                )));
-            }
-            let end = planned.end;
-            let place = places.of(nth);
-            if let Place::Row(at) = place
-                && is_usual(&batch.rows[at], end, rejected)
-            {
-                let row = &batch.rows[at];
-                if token == -1
-                    && row.len > end
-                    && batch.pending[at * PENDING_MAX + (end - row.flushed) as usize] == PLACEHOLDER
-                {
-                    return Err(no_token(nth, end));
-                }
-                continue;
-            }
-            let (handle, waiting) = match place {
-                Place::Row(at) => (batch.sequences[at], batch.pending(at).len()),
-                Place::Left(handle) => (Some(handle), 0),
-                Place::Gone => (None, 0),
-            };
-            let Some(mut sequence) = handle.and_then(|handle| self.sequences.take(handle)) else { continue };
-            let waits = match place {
-                Place::Row(at) if end >= batch.rows[at].flushed && batch.rows[at].limit > 0 => {
-                    batch.pending(at).get((end - batch.rows[at].flushed) as usize) == Some(&PLACEHOLDER)
-                }
-                _ => self.is_placeholder(&sequence, end as usize),
-            };
-            let room = sequence.tail.reserve(waiting + 1, self.config.block_size);
-            if let Some(handle) = handle {
-                self.sequences.put_back(handle, sequence);
-            }
-            room?;
-            if token == -1 && rejected == 0 && waits {
-                return Err(no_token(nth, end));
-            }
+            _ => handle
+                .and_then(|handle| self.sequences.get(handle))
+                .is_some_and(|sequence| self.is_placeholder(sequence, end as usize)),
+        };
+        if waits {
+            return Err(Error::Value(format!(
+                "next_tokens gives row {nth} no token, but a later step has planned position {end} for it"
+            )));
         }
         Ok(())
     }
@@ -284,19 +302,30 @@ impl Pager {
         plan: &mut Plan,
         places: &Places,
         outcome: Outcome<'_>,
-        applied: &mut [u8],
+        applied: &mut [bool],
     ) {
-        for (nth, planned) in plan.rows.iter().enumerate() {
-            applied[nth] = u8::from(planned.is_named);
+        let slow = std::mem::take(&mut batch.slow_rows);
+        self.touch(|nth| match places.of(*slow.get(nth)? as usize) {
+            Place::Row(at) => batch.sequences[at],
+            _ => None,
+        }, slow.len());
+        let mut from = 0;
+        for &nth in &slow {
+            let nth = nth as usize;
+            commit_usual(batch, &plan.rows, from..nth, outcome, applied);
+            from = nth + 1;
+            let planned = &plan.rows[nth];
+            applied[nth] = planned.is_named;
             if !planned.is_named {
                 continue;
             }
             let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
             match places.of(nth) {
-                Place::Row(at) if is_usual(&batch.rows[at], planned.end, rejected) => {
-                    commit_usual(batch, at, planned.end, token);
-                }
+                Place::Row(at) if commit_drafts(batch, at, planned, rejected, token) => {}
                 Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
+                    if pager.commit_block(batch, at, sequence, planned.end - rejected, token) {
+                        return;
+                    }
                     flush(batch, at, sequence, pager.config.block_size);
                     pager.commit_row(batch, sequence, planned, rejected, token);
                     // Without memory the row stays cold, and the next step looks at it again.
@@ -308,14 +337,38 @@ impl Pager {
                         self.sequences.put_back(handle, sequence);
                     }
                 }
-                Place::Gone => applied[nth] = 0,
+                Place::Gone => applied[nth] = false,
             }
         }
+        commit_usual(batch, &plan.rows, from..plan.rows.len(), outcome, applied);
+        batch.slow_rows = slow;
         for copy in plan.copies.drain(..) {
             self.copies.end_loan(copy.ticket, copy.source, copy.target);
             self.let_go_of_block(copy.source, Context::COPY);
             self.counters.copies += 1;
         }
+    }
+
+    /// Commits a row whose step fills one block, if all tokens of that wait in the row and nobody else is concerned.
+    fn commit_block(&mut self, batch: &mut Batch, at: usize, sequence: &mut Sequence, end: u32, token: i32) -> bool {
+        let block_size = self.config.block_size;
+        let row = batch.rows[at];
+        let waiting = &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX];
+        let is_plain = end == row.publish_at
+            && row.limit > 0
+            && row.flushed as usize + block_size == end as usize
+            && self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]);
+        if !is_plain {
+            return false;
+        }
+        sequence.num_committed = end as usize;
+        sequence.len = end as usize;
+        let row = &mut batch.rows[at];
+        (row.flushed, row.committed) = (end, end);
+        row.publish_at = end + block_size as u32;
+        waiting.copy_within(block_size.., 0);
+        put_token(row, waiting, end, token);
+        true
     }
 
     /// Commits a row by its sequence, which has all of its tokens.
@@ -435,26 +488,63 @@ impl Pager {
 }
 
 /// Does the commit of a row touch nothing but the row?
-const fn is_usual(row: &Row, end: u32, rejected: u32) -> bool {
-    row.limit > 0 && row.flushed <= end && end < row.publish_at && rejected == 0
+const fn is_usual(row: &Row, end: u32) -> bool {
+    row.limit > 0 && row.flushed <= end && end < row.publish_at
 }
 
-fn commit_usual(batch: &mut Batch, at: usize, end: u32, token: i32) {
-    let row = &mut batch.rows[at];
-    row.committed = end;
-    let place = &mut batch.pending[at * PENDING_MAX + (end - row.flushed) as usize];
-    if row.len == end {
-        if token >= 0 {
-            *place = token.cast_unsigned();
-            row.len += 1;
+/// Commits rows of the usual path.
+fn commit_usual(
+    batch: &mut Batch,
+    planned: &[Planned],
+    range: Range<usize>,
+    outcome: Outcome<'_>,
+    applied: &mut [bool],
+) {
+    // Rows at the end may be gone.
+    let stop = range.end.min(batch.rows.len()).max(range.start);
+    applied[stop..range.end].fill(false);
+    let range = range.start..stop;
+    let pending = batch.pending[range.start * PENDING_MAX..range.end * PENDING_MAX].chunks_exact_mut(PENDING_MAX);
+    let rows = planned[range.clone()].iter().zip(&mut batch.rows[range.clone()]).zip(pending);
+    for (nth, ((planned, row), pending)) in range.zip(rows) {
+        applied[nth] = planned.is_named;
+        if planned.is_named {
+            let token = outcome.token(nth);
+            row.committed = planned.end;
+            put_token(row, pending, planned.end, token);
         }
+    }
+}
+
+/// The token behind a row's last position, if one is given: added, or in the place of a placeholder.
+fn put_token(row: &mut Row, pending: &mut [Token], end: u32, token: i32) {
+    if token < 0 {
+        return;
+    }
+    let place = &mut pending[(end - row.flushed) as usize];
+    if row.len == end {
+        *place = token.cast_unsigned();
+        row.len += 1;
     } else if *place == PLACEHOLDER {
         *place = token.cast_unsigned();
     }
 }
 
-fn no_token(row: usize, end: u32) -> Error {
-    Error::Value(format!("next_tokens gives row {row} no token, but a later step has planned position {end} for it"))
+/// Commits a row with drafts, if they wait in the row and leave the table as it is.
+fn commit_drafts(batch: &mut Batch, at: usize, planned: &Planned, rejected: u32, token: i32) -> bool {
+    let row = &batch.rows[at];
+    let (end, block_size) = (planned.end - rejected, batch.block_size);
+    let is_plain = rejected <= planned.drafts
+        && is_usual(row, end)
+        && row.len == planned.end
+        && (rejected == 0 || (batch.num_open() == 1 && end + block_size > row.table_end));
+    if !is_plain {
+        return false;
+    }
+    let row = &mut batch.rows[at];
+    (row.committed, row.planned, row.len) = (end, row.planned - rejected, end);
+    put_token(row, &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX], end, token);
+    true
 }
 
 fn check_is_open(batch: &Batch, step: u64, call: &str) -> Result<()> {

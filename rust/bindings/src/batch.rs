@@ -1,0 +1,363 @@
+//! `kvpager.Batch`: rows of sequences that are stepped together.
+
+use std::sync::Arc;
+
+use kvpager_core::batch::Shape;
+use kvpager_core::ids::Handle;
+use kvpager_core::memory::zeroed;
+use kvpager_core::pager::Counts;
+use kvpager_core::{Error, Pager};
+use numpy::{Element, PyArray1, PyArray2, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyInt};
+
+use crate::arguments::Given;
+use crate::buffers::BatchArrays;
+use crate::errors::{self, config_error, shown};
+use crate::integers;
+use crate::sequence::PySequence;
+use crate::shared::{Dropped, Shared, none_if_full};
+use crate::step::PyStep;
+
+/// Rows of running sequences that are stepped together: one call for a decode step of all of them.
+///
+/// Made by `Pager.batch`. Each step fills the arrays of its buffer, which kernels read. A batch that is dropped
+/// cancels its open steps; its sequences go on.
+#[pyclass(frozen, name = "Batch", module = "kvpager")]
+pub struct PyBatch {
+    pub shared: Arc<Shared>,
+    pub handle: Handle,
+    pub shape: Shape,
+    pub arrays: BatchArrays,
+}
+
+/// How many positions each row plans.
+enum Numbers {
+    All(u32),
+    Each(Vec<i32>),
+}
+
+impl Numbers {
+    fn from_any(argument: &Given<'_>) -> PyResult<Self> {
+        let Some(argument) = argument.get() else { return Ok(Self::All(1)) };
+        let is_number = argument.is_instance_of::<PyInt>() && !argument.is_instance_of::<PyBool>();
+        if !is_number {
+            if argument.is_instance_of::<PyBool>() || argument.is_none() {
+                let message = format!("num_tokens must be an integer or integers, not {}", shown(argument));
+                return Err(PyTypeError::new_err(message));
+            }
+            return integers::checked(argument, "num_tokens").map(Self::Each);
+        }
+        let number: Option<i32> = argument.extract().ok().filter(|&number| number >= 0);
+        number.map(|number| Self::All(number.cast_unsigned())).ok_or_else(|| {
+            PyValueError::new_err(format!("num_tokens is {}: it must be 0 to 2147483647", shown(argument)))
+        })
+    }
+
+    fn counts(&self) -> Counts<'_> {
+        match self {
+            Self::All(number) => Counts::All(*number),
+            Self::Each(numbers) => Counts::Each(numbers),
+        }
+    }
+}
+
+/// Tokens behind the known ones, if any are given.
+fn drafts(tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<i32>>> {
+    tokens.map(|tokens| integers::checked(tokens, "tokens")).transpose()
+}
+
+impl PyBatch {
+    /// A batch of a pager, in arrays of its own or of the caller's (`arrays`: name -> array or writable buffer).
+    pub fn new(py: Python<'_>, shared: &Arc<Shared>, shape: Shape, arrays: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        shape.validate().map_err(|error| errors::to_python(py, error))?;
+        let (buffers, seqs) = (shape.buffers, shape.max_seqs);
+        let mut given = Vec::new();
+        if let Some(arrays) = arrays {
+            for (name, array) in arrays.copy()? {
+                given.push((name.extract::<String>()?, array));
+            }
+        }
+        let is_zeroed = given.is_empty();
+        let mut of = |name: &str| {
+            let found = given.iter().position(|(given, _)| given == name);
+            found.map(|at| given.swap_remove(at).1)
+        };
+        let arrays = BatchArrays {
+            block_tables: array(py, "block_tables", of("block_tables"), &[buffers, seqs, shape.max_blocks])?,
+            seq_lens: array(py, "seq_lens", of("seq_lens"), &[buffers, seqs])?,
+            slot_mapping: array(py, "slot_mapping", of("slot_mapping"), &[buffers, shape.max_tokens])?,
+            positions: array(py, "positions", of("positions"), &[buffers, shape.max_tokens])?,
+            query_start_loc: array(py, "query_start_loc", of("query_start_loc"), &[buffers, seqs + 1])?,
+        };
+        if let Some((name, _)) = given.first() {
+            return Err(config_error(
+                py,
+                format!(
+                    "there is no array {name:?}: block_tables, seq_lens, slot_mapping, positions, query_start_loc"
+                ),
+            ));
+        }
+        for buffer in 0..buffers {
+            let mut parts = arrays.of_buffer(py, &shape, buffer).map_err(|error| errors::to_python(py, error))?;
+            parts.blank(&shape, is_zeroed);
+        }
+        let handle = shared.change(py, |pager| pager.batch(shape))?;
+        Ok(Self { shared: Arc::clone(shared), handle, shape, arrays })
+    }
+
+    /// A view of one of the arrays: one buffer, and the first entries of that.
+    fn plan(slf: &Bound<'_, Self>, num_tokens: &Given<'_>, tokens: Option<&Bound<'_, PyAny>>, is_try: bool) -> PyResult<Option<PyStep>> {
+        let (py, batch) = (slf.py(), slf.get());
+        let (numbers, tokens) = (Numbers::from_any(num_tokens)?, drafts(tokens)?);
+        let planned = batch.shared.change(py, |pager| {
+            let Some(state) = pager.get_batch(batch.handle) else { return Err(closed()) };
+            let buffer = state.buffer_of(state.next);
+            let mut arrays = batch.arrays.of_buffer(py, &batch.shape, buffer)?;
+            let step = pager.step(batch.handle, numbers.counts(), tokens.as_deref(), &mut arrays);
+            let step = if is_try { none_if_full(step)? } else { Some(step?) };
+            Ok(step.and_then(|step| Some((step, pager.get_batch(batch.handle)?.plan(step)))).map(|(step, plan)| {
+                (step, plan.rows.len(), plan.num_tokens)
+            }))
+        })?;
+        Ok(planned.map(|(step, rows, num_tokens)| PyStep::new(slf.clone().unbind(), step, rows, num_tokens)))
+    }
+}
+
+fn closed() -> Error {
+    Error::Value("the batch is closed".to_owned())
+}
+
+/// An array of the batch: zeros of its own, or the caller's memory.
+fn array<T: Element + Clone + Default>(
+    py: Python<'_>,
+    name: &str,
+    given: Option<Bound<'_, PyAny>>,
+    dimensions: &[usize],
+) -> PyResult<Py<PyArrayDyn<T>>> {
+    let len = dimensions.iter().product();
+    let Some(given) = given else {
+        let zeros = zeroed::<T>(len).map_err(|error| errors::to_python(py, error))?;
+        return Ok(PyArray1::from_vec(py, zeros).reshape(dimensions)?.unbind());
+    };
+    let numpy = py.import("numpy")?;
+    let refused = |what: String| {
+        config_error(
+            py,
+            format!(
+                "{name} must be a writable, C-contiguous, aligned buffer of {len} {} ({}), not {what}",
+                T::get_dtype(py),
+                dimensions.iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ")
+            ),
+        )
+    };
+    let array = if given.is_instance(&numpy.getattr("ndarray")?)? {
+        given
+    } else {
+        numpy.call_method1("frombuffer", (&given, T::get_dtype(py))).map_err(|error| refused(error.to_string()))?
+    };
+    let Ok(typed) = array.cast::<PyArrayDyn<T>>() else {
+        return Err(refused(format!("dtype {}", array.getattr("dtype")?)));
+    };
+    if typed.len() != len {
+        return Err(refused(format!("{} values", typed.len())));
+    }
+    if !typed.is_c_contiguous() || !typed.is_aligned() || !array.getattr("flags")?.getattr("writeable")?.is_truthy()? {
+        return Err(refused("one that is read-only, misaligned or in pieces".to_owned()));
+    }
+    Ok(typed.reshape(dimensions)?.unbind())
+}
+
+#[pymethods]
+impl PyBatch {
+    /// Rows there can be.
+    #[getter]
+    fn max_seqs(&self) -> usize {
+        self.shape.max_seqs
+    }
+
+    /// Columns of the block tables.
+    #[getter]
+    fn max_blocks(&self) -> usize {
+        self.shape.max_blocks
+    }
+
+    /// Positions that one step can plan.
+    #[getter]
+    fn max_tokens(&self) -> usize {
+        self.shape.max_tokens
+    }
+
+    /// Steps that may be open at once. Step k fills buffer k mod `buffers`.
+    #[getter]
+    fn buffers(&self) -> usize {
+        self.shape.buffers
+    }
+
+    /// The highest row in use + 1.
+    #[getter]
+    fn num_rows(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared.read(py, |pager| Ok(pager.get_batch(self.handle).ok_or_else(closed)?.rows.len()))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.shared.read(py, |pager| Ok(pager.get_batch(self.handle).ok_or_else(closed)?.num_sequences))
+    }
+
+    #[expect(clippy::unused_self, reason = "Python calls it on a batch")]
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let Shape { max_seqs, max_blocks, max_tokens, buffers, .. } = self.shape;
+        let sequences = self.__len__(py)?;
+        Ok(format!(
+            "<kvpager.Batch: {sequences} sequences; max_seqs={max_seqs}, max_blocks={max_blocks}, max_tokens={max_tokens}, buffers={buffers}>"
+        ))
+    }
+
+    /// The block tables of all buffers: int32 [buffers, max_seqs, max_blocks]. For captured graphs and pinned memory;
+    /// a step has its own part.
+    #[getter]
+    fn block_tables(&self, py: Python<'_>) -> Py<PyArrayDyn<i32>> {
+        self.arrays.block_tables.clone_ref(py)
+    }
+
+    /// Planned ends of the rows, of all buffers: int32 [buffers, max_seqs].
+    #[getter]
+    fn seq_lens(&self, py: Python<'_>) -> Py<PyArrayDyn<i32>> {
+        self.arrays.seq_lens.clone_ref(py)
+    }
+
+    /// Slots of the planned positions, of all buffers: int64 [buffers, max_tokens].
+    #[getter]
+    fn slot_mapping(&self, py: Python<'_>) -> Py<PyArrayDyn<i64>> {
+        self.arrays.slot_mapping.clone_ref(py)
+    }
+
+    /// The planned positions, of all buffers: int32 [buffers, max_tokens].
+    #[getter]
+    fn positions(&self, py: Python<'_>) -> Py<PyArrayDyn<i32>> {
+        self.arrays.positions.clone_ref(py)
+    }
+
+    /// Where each row's positions start, of all buffers: int32 [buffers, max_seqs + 1].
+    #[getter]
+    fn query_start_loc(&self, py: Python<'_>) -> Py<PyArrayDyn<i32>> {
+        self.arrays.query_start_loc.clone_ref(py)
+    }
+
+    /// Put a running sequence into the lowest empty row; returns the row. StaleHandle unless it runs; ValueError if
+    /// it is in a batch already or belongs to another pager, if its table has more than `max_blocks` blocks, or if all
+    /// rows are in use. Release and preempt take a sequence out again.
+    fn add(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
+        let sequence = sequence.get().handle_in(&self.shared)?;
+        self.shared.change(py, |pager| pager.add_row(self.handle, sequence))
+    }
+
+    /// Empty the row of a sequence, which goes on without a batch; returns the row. Open steps still name it.
+    /// ValueError if it is not in this batch.
+    fn remove(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
+        let sequence = sequence.get().handle_in(&self.shared)?;
+        self.shared.change(py, |pager| pager.remove_row(self.handle, sequence))
+    }
+
+    /// The row of a sequence; None if it is not in this batch.
+    fn row_of(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<Option<u32>> {
+        let sequence = sequence.get().handle_in(&self.shared)?;
+        self.shared.read(py, |pager| Ok(pager.row_of(self.handle, sequence)))
+    }
+
+    /// Fill empty rows with sequences from the last rows; returns the moves: int32 [n, 2], (from, to), in order.
+    fn condense<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let moves = self.shared.change(py, |pager| pager.condense(self.handle))?;
+        pairs(py, moves.into_iter())
+    }
+
+    /// Plan `num_tokens` more positions of each row (an integer, or one for each row, 0 leaves it out), take the blocks
+    /// that they need, and fill this step's arrays; returns the Step.
+    ///
+    /// Parameters
+    /// ----------
+    /// num_tokens : int or 1-D integer array [num_rows]
+    ///     Positions inside the known tokens take those (prefill, chunks). An empty row has 0.
+    /// tokens : 1-D integer array, optional
+    ///     For each position behind the known tokens, rows in order: a draft token, or -1 for a placeholder. Without it
+    ///     such positions are placeholders: the token is given by the commit of the step before. A placeholder is the
+    ///     first position of a row whose last position is in an open step.
+    ///
+    /// Raises
+    /// ------
+    /// OutOfBlocks
+    ///     Its `rows` do not fit; without them the step does. Nothing was changed.
+    /// StepError
+    ///     All buffers hold open steps.
+    /// ValueError, TypeError, TokenError
+    ///     Wrong lengths or values. Nothing was changed.
+    ///
+    /// Cost: a few nanoseconds a row, more where a row needs a block. No cost with the length of a sequence.
+    #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
+    fn step(slf: &Bound<'_, Self>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyStep>> {
+        Self::plan(slf, &num_tokens, tokens, false)
+    }
+
+    /// As `step`, but None where that raises OutOfBlocks.
+    #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
+    fn try_step(slf: &Bound<'_, Self>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyStep>> {
+        Self::plan(slf, &num_tokens, tokens, true)
+    }
+
+    /// Blocks that the same `step` would take. Raises what that raises, but for OutOfBlocks.
+    #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
+    fn blocks_needed(&self, py: Python<'_>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let (numbers, tokens) = (Numbers::from_any(&num_tokens)?, drafts(tokens)?);
+        self.shared.change(py, |pager| pager.blocks_needed(self.handle, numbers.counts(), tokens.as_deref()))
+    }
+
+    /// Put writable blocks for the next `num_tokens` positions of each row into the tables, all or nothing, and plan
+    /// nothing: for engines that compute slots on the device. Raises OutOfBlocks, ValueError and TypeError as `step`.
+    #[pyo3(signature = (num_tokens=Given::NOTHING), text_signature = "($self, num_tokens=1)")]
+    fn reserve(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<()> {
+        let numbers = Numbers::from_any(&num_tokens)?;
+        self.shared.change(py, |pager| pager.reserve(self.handle, numbers.counts()))
+    }
+
+    /// As `reserve`, but False where that raises OutOfBlocks, else True.
+    #[pyo3(signature = (num_tokens=Given::NOTHING), text_signature = "($self, num_tokens=1)")]
+    fn try_reserve(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<bool> {
+        let numbers = Numbers::from_any(&num_tokens)?;
+        let reserve = |pager: &mut Pager| none_if_full(pager.reserve(self.handle, numbers.counts()));
+        Ok(self.shared.change(py, reserve)?.is_some())
+    }
+
+    /// The open steps, oldest first.
+    #[getter]
+    fn open_steps(slf: &Bound<'_, Self>) -> PyResult<Vec<PyStep>> {
+        let batch = slf.get();
+        let open = batch.shared.read(slf.py(), |pager| {
+            let state = pager.get_batch(batch.handle).ok_or_else(closed)?;
+            let open = state.oldest..state.next;
+            Ok(open.map(|step| (step, state.plan(step).rows.len(), state.plan(step).num_tokens)).collect::<Vec<_>>())
+        })?;
+        let step = |(step, rows, tokens)| PyStep::new(slf.clone().unbind(), step, rows, tokens);
+        Ok(open.into_iter().map(step).collect())
+    }
+}
+
+impl Drop for PyBatch {
+    fn drop(&mut self) {
+        self.shared.queue_dropped(Dropped::Batch(self.handle));
+    }
+}
+
+/// int32 [n, 2].
+pub fn pairs(
+    py: Python<'_>,
+    pairs: impl ExactSizeIterator<Item = (u32, u32)>,
+) -> PyResult<Bound<'_, PyArray2<i32>>> {
+    let rows = pairs.len();
+    let values: Vec<i32> = pairs.flat_map(|(a, b)| [a.cast_signed(), b.cast_signed()]).collect();
+    PyArray1::from_vec(py, values).reshape([rows, 2])
+}
