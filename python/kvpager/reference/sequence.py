@@ -166,6 +166,8 @@ class Sequence:
         end = length if end is None else operator.index(end)
         if not 0 <= end <= length:
             raise ValueError(f"commit needs an end of 0..{length} (len), not {end}")
+        if end > (with_blocks := len(record.table) * self._pager.block_size):
+            raise ValueError(f"commit needs an end of 0..{with_blocks} (tokens that have a block), not {end}")
         record.commit(self._pager._pool, end)
 
     # Sharing, cutting, leaving.
