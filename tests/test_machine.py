@@ -9,6 +9,7 @@ states need such lopsided runs. Each swarm run prints its seed; ``KVPAGER_SEED=<
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -107,7 +108,7 @@ class PagerMachine(RuleBasedStateMachine):
         )
 
     def has_cached_blocks(self) -> bool:
-        return self.twins.core.num_evictable_blocks > 0
+        return self.twins.reference.num_evictable_blocks > 0
 
     @precondition(has_cached_blocks)
     @rule(identity=st.sampled_from([None, b"", b"new weights"]))
@@ -240,11 +241,12 @@ class Swarm:
         "match",
     )
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, alone: bool = False) -> None:
         self.draw = draw = random.Random(seed)
         self.twins = Twins(
             draw.randint(3, 24),
             draw.choice([1, 2, 3, 4, 16]),
+            alone,
             policy=draw.choice(["lru", "slru"]),
             watermark=draw.choice([0.0, 0.0, 0.2]),
             null_block=draw.random() < 0.3,
@@ -266,7 +268,14 @@ class Swarm:
         for _ in range(steps):
             (operation,) = self.draw.choices(list(self.weights), list(self.weights.values()))
             getattr(self, operation)()
+            self.look()
+        self.finish()
+
+    def finish(self) -> None:
         self.twins.close()
+
+    def look(self) -> None:
+        """What more is checked after each operation."""
 
     # What the calls are given.
 
@@ -373,9 +382,9 @@ class Swarm:
             self.twins.drop(pair)
 
 
-def swarm(seed: int, runs: int, steps: int) -> None:
+def swarm(seed: int, runs: int, steps: int, kind: Callable[[int], Swarm] = Swarm) -> None:
     for number in range(seed, seed + runs):
-        run = Swarm(number)
+        run = kind(number)
         try:
             run.run(steps)
         except BaseException as error:

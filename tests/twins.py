@@ -31,15 +31,32 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
     "strided": lambda tokens: np.repeat(np.array(tokens, np.int32), 2)[::2],
 }
 
+# Batches are compared as soon as the core has them; until then their histories run on the reference alone.
+CORE_HAS_BATCHES = hasattr(kvpager.Pager, "batch")
+HANDLES: tuple[type, ...] = (
+    kvpager.reference.Sequence,
+    kvpager.reference.Batch,
+    kvpager.reference.Step,
+    *(getattr(kvpager, name) for name in ("Sequence", "Batch", "Step") if hasattr(kvpager, name)),
+)
+BATCH_GETTERS = ("max_seqs", "max_blocks", "max_tokens", "buffers", "num_rows")
+STEP_GETTERS = ("id", "buffer", "state", "num_rows", "num_tokens", "token_ids", "block_tables", "seq_lens")
+STEP_GETTERS += ("slot_mapping", "positions", "query_start_loc", "copies")
+
 GETTERS = ("id", "state", "num_cached", "num_committed", "num_planned", "namespace", "pinned", "block_ids", "tokens")
 
 
 class Pair:
-    """The two handles of one sequence."""
+    """The two handles of one sequence, batch or step. Without a core to compare with, its one is None."""
 
     def __init__(self, core: Any, reference: Any) -> None:
         self.core = core
         self.reference = reference
+        # A table for each side, of a batch, that gets nothing but the updates of its steps.
+        self.mirrors: tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]] = ({}, {})
+
+    def __repr__(self) -> str:
+        return repr(self.reference)
 
     @property
     def state(self) -> str:
@@ -50,10 +67,12 @@ class Pair:
 class Twins:
     """A pager of each kind with the same settings, and the pairs of handles that they gave out."""
 
-    def __init__(self, num_blocks: int, block_size: int, **settings: Any) -> None:
-        self.core = kvpager.Pager(num_blocks, block_size, **settings)
+    def __init__(self, num_blocks: int, block_size: int, alone: bool = False, **settings: Any) -> None:
+        self.core = None if alone else kvpager.Pager(num_blocks, block_size, **settings)
         self.reference = kvpager.reference.Pager(num_blocks, block_size, **settings)
         self.pairs: list[Pair] = []
+        self.batches: list[Pair] = []
+        self.steps: list[Pair] = []
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.log = [f"Twins({num_blocks}, {block_size}, **{settings})"]
@@ -75,12 +94,14 @@ class Twins:
         admitted = outcome[0] == "answer" and outcome[1] is not None
         assert admitted == could or (admitted and drops_wait), f"can_admit said {could}, {call}: {outcome}"
 
-    def peek(self, call: str, tokens: list[int], form: str = "list", **options: Any) -> Outcome:
-        """A call on both pagers that may change nothing."""
-        before = self._shown, self.core.stats()
-        outcome = self._ask(self.core, self.reference, call, (tokens,), form, options)
+    def peek(self, call: str, *arguments: Any, on: Pair | None = None, form: str = "list", **options: Any) -> Outcome:
+        """A call on both pagers, or on both handles of a pair, that may change nothing."""
+        before = self._shown, self.reference.stats()
+        outcome = self._ask(
+            *((on.core, on.reference) if on else (self.core, self.reference)), call, arguments, form, options
+        )
         self._compare(call)
-        assert (self._shown, self.core.stats()) == before, f"{call} changed something (E2)"
+        assert (self._shown, self.reference.stats()) == before, f"{call} changed something (E2)"
         return outcome
 
     def change(self, target: Pair | str, call: str, *arguments: Any, form: str = "list", **options: Any) -> Outcome:
@@ -92,9 +113,25 @@ class Twins:
         self._compare(call)
         if outcome[0] != "answer" and not drops_waited:
             assert (self._shown, self._undisturbed()) == before, f"a refused {call} changed something (I7)"
-        if isinstance(target, Pair):
-            self._compare_getters(target)
+        for pair in {target, *self.batches, *self.steps}:
+            if isinstance(pair, Pair):
+                self._compare_getters(pair)
+        self.steps = [step for step in self.steps if step.reference.state == "open"]
         return outcome
+
+    def batch(self, *arguments: int, **options: Any) -> Pair:
+        """A new batch on both pagers."""
+        self.change("pager", "batch", *arguments, **options)
+        return self.batches[-1]
+
+    def drop_batch(self, batch: Pair) -> None:
+        """Let the garbage collector take both handles of a batch, and those of its steps."""
+        self.log.append(f"drop {batch.reference!r}")
+        self.batches.remove(batch)
+        self.steps = [step for step in self.steps if step.reference._batch is not batch.reference]
+        batch.core = batch.reference = None
+        self._drops_wait = True
+        self._compare("drop_batch")
 
     def drop(self, pair: Pair) -> None:
         """Let the garbage collector take both handles."""
@@ -105,7 +142,7 @@ class Twins:
             warnings.simplefilter("always")
             del pair.core, pair.reference
         warned = [str(each.message) for each in caught if each.category is ResourceWarning]
-        assert len(warned) == 2 * live, f"warnings of a dropped handle: {warned}"
+        assert len(warned) == (1 if self.core is None else 2) * live, f"warnings of a dropped handle: {warned}"
         self._drops_wait |= live
         self._compare("drop")
 
@@ -113,29 +150,38 @@ class Twins:
         """End every sequence, so that the test leaves nothing to warn about."""
         for pair in self.pairs:
             self.change(pair, "release", "aborted")
+        while self.batches:
+            self.drop_batch(self.batches[-1])
         self.change("pager", "take_copies")
-        stats = self.core.stats()
+        stats = self.reference.stats()
         assert stats.active_blocks == stats.running_sequences == stats.preempted_sequences == 0, "a leak (I1)"
 
     def abandon(self) -> None:
         """After a failure: no warning about handles may hide it."""
         for pair in self.pairs:
-            pair.core.release()
-            pair.reference.release()
+            for handle in (pair.core, pair.reference):
+                if handle is not None:
+                    handle.release()
 
     # Comparing.
 
     def _ask(
         self, core: Any, reference: Any, call: str, arguments: tuple[Any, ...], form: str, options: dict[str, Any]
     ) -> Outcome:
-        who = f"sequence {reference.id}." if hasattr(reference, "id") else ""
+        who = "" if reference is self.reference else f"{reference!r}."
         given = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
         self.log.append(f"{who}{call}({', '.join(given)})" + (f"  # {form}" if form != "list" else ""))
+        theirs = [each.reference if isinstance(each, Pair) else each for each in arguments]
+        found = _try(getattr(reference, call), theirs, options)
+        outcome = _plain(found)
+        if core is None:
+            self._adopt(found, found)
+            return outcome
         shaped = [FORMS[form](each) if isinstance(each, list) else each for each in arguments]
-        found = _try(getattr(reference, call), arguments, options)
+        shaped = [each.core if isinstance(each, Pair) else each for each in shaped]
         found_core = _try(getattr(core, call), shaped, options)
         self._adopt(found_core, found)
-        outcome, outcome_core = _plain(found), _plain(found_core)
+        outcome_core = _plain(found_core)
         assert outcome_core == outcome, f"{self.log[-1]}: core {outcome_core}, reference {outcome}"
         return outcome
 
@@ -145,29 +191,60 @@ class Twins:
             return
         theirs = [each if isinstance(each, list) else [each] for each in (core[1], reference[1])]
         for one, other in zip(*theirs, strict=False):
-            known = any(one is pair.core for pair in self.pairs)
-            if isinstance(one, kvpager.Sequence) and isinstance(other, kvpager.reference.Sequence) and not known:
-                self.pairs.append(Pair(one, other))
+            known = any(other is pair.reference for pair in self.pairs)
+            if not isinstance(one, HANDLES) or not isinstance(other, HANDLES) or known:
+                continue
+            pair = Pair(None if one is other else one, other)
+            if isinstance(other, kvpager.reference.Step):
+                self._apply_updates(pair)
+                self.steps.append(pair)
+            else:
+                (self.batches if isinstance(other, kvpager.reference.Batch) else self.pairs).append(pair)
+
+    def _apply_updates(self, step: Pair) -> None:
+        """The updates, applied to a table that had all earlier ones, make it right, whichever they are."""
+        (batch,) = (each for each in self.batches if each.reference is step.reference._batch)
+        for handle, mirror in zip((step.core, step.reference), batch.mirrors, strict=True):
+            if handle is None:
+                continue
+            mirror.update({(row, column): block for row, column, block in handle.updates.tolist()})
+            tables = handle.block_tables.tolist()
+            for pair in self.pairs:
+                row = batch.reference.row_of(pair.reference)
+                if row is not None:
+                    table = pair.reference.block_ids.tolist()[: batch.reference.max_blocks]
+                    assert tables[row][: len(table)] == table
+                    assert [mirror.get((row, column)) for column in range(len(table))] == table, "updates"
 
     def _compare(self, call: str) -> None:
-        shown, self._shown = self.core.dump(full=True), self.reference.dump(full=True)
+        self._shown = self.reference.dump(full=True)
+        assert self.reference.check() == [], f"after {call} the reference's checker complains"
+        if self.core is None:
+            return
+        shown = self.core.dump(full=True)
         if shown != self._shown:
             lines = difflib.unified_diff(self._shown.splitlines(), shown.splitlines(), "reference", "core", n=1)
             raise AssertionError(f"after {call} the dumps differ:\n" + "\n".join(lines))
         assert self.core.stats() == self.reference.stats(), f"after {call} the statistics differ"
         assert self.core.check() == [], f"after {call} the core's checker complains"
-        assert self.reference.check() == [], f"after {call} the reference's checker complains"
 
     def _compare_getters(self, pair: Pair) -> None:
-        for name in GETTERS:
+        if pair.core is None:
+            return
+        names, what = GETTERS, "sequence"
+        if isinstance(pair.reference, kvpager.reference.Batch):
+            names, what = BATCH_GETTERS, "batch"
+        elif isinstance(pair.reference, kvpager.reference.Step):
+            names, what = STEP_GETTERS, "step"
+        for name in names:
             mine, theirs = (_plain(_try(getattr, (each, name), {})) for each in (pair.core, pair.reference))
-            assert mine == theirs, f"{name} of sequence {pair.reference.id}: core {mine}, reference {theirs}"
+            assert mine == theirs, f"{name} of {what} {pair.reference!r}: core {mine}, reference {theirs}"
         mine, theirs = (_plain(_try(len, (each,), {})) for each in (pair.core, pair.reference))
-        assert mine == theirs, f"len of sequence {pair.reference.id}: core {mine}, reference {theirs}"
+        assert mine == theirs, f"len of {what} {pair.reference!r}: core {mine}, reference {theirs}"
 
     def _undisturbed(self) -> kvpager.Stats:
         """The statistics that a failed call must leave alone: all but the count of such calls."""
-        return dataclasses.replace(self.core.stats(), refused_calls=0, noop_calls=0)
+        return dataclasses.replace(self.reference.stats(), refused_calls=0, noop_calls=0)
 
 
 def _try(call: Callable[..., Any], arguments: Any, options: dict[str, Any]) -> Outcome:
@@ -198,4 +275,8 @@ def _plain_value(value: Any) -> Any:
         return [_plain_value(each) for each in value]
     if isinstance(value, kvpager.Sequence | kvpager.reference.Sequence):
         return "sequence", value.id
+    if isinstance(value, kvpager.reference.Step) or (CORE_HAS_BATCHES and isinstance(value, kvpager.Step)):
+        return "step", *((name, _plain(_try(getattr, (value, name), {}))) for name in STEP_GETTERS)
+    if isinstance(value, HANDLES):
+        return ("batch",)
     return value

@@ -14,7 +14,9 @@ thread, and ``dump``, ``check``, ``reset`` and ``forget`` walk everything there 
 >>> second.release()
 """
 
+from .batch import Batch
 from .pager import Pager
 from .sequence import Sequence
+from .step import Step
 
-__all__ = ["Pager", "Sequence"]
+__all__ = ["Batch", "Pager", "Sequence", "Step"]

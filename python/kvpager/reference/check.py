@@ -6,18 +6,20 @@ from collections import Counter
 
 from .index import Node
 from .pool import Pool
-from .record import Record, num_blocks
+from .record import PLACEHOLDER, Record, num_blocks
+from .rows import Rows, given_copies
 
 
-def check(pool: Pool, records: dict[int, Record]) -> list[str]:
+def check(pool: Pool, records: dict[int, Record], batches: list[Rows]) -> list[str]:
     """All violations; empty if all is well."""
     nodes = list(pool.index.nodes())
     return [
         *_conservation(pool),
-        *_holds(pool, records),
+        *_holds(pool, records, batches),
         *_index(pool, nodes),
         *_eviction(pool, nodes),
         *(fault for record in records.values() for fault in _record(pool, record)),
+        *(fault for rows in batches for fault in _rows(records, rows)),
     ]
 
 
@@ -33,13 +35,14 @@ def _conservation(pool: Pool) -> list[str]:
     ]
 
 
-def _holds(pool: Pool, records: dict[int, Record]) -> list[str]:
+def _holds(pool: Pool, records: dict[int, Record], batches: list[Rows]) -> list[str]:
     """Every block in one state, and every count equal to what holds it."""
     expected: Counter[int] = Counter()
     for record in records.values():
         expected.update(block for number, block in enumerate(record.table) if not record.on_path(number))
         expected.update(node.block for node in record.path[-1:])
-    expected.update(pool.copies.values())
+    reads = Counter([*pool.copies.values(), *(copy.source for copy in given_copies(batches))])
+    expected.update(reads)
     expected.update(
         node.above.block for node in pool.nodes if node and node.above is not None and pool.holds[node.block]
     )
@@ -48,13 +51,16 @@ def _holds(pool: Pool, records: dict[int, Record]) -> list[str]:
         for block, held in enumerate(pool.holds)
         if held != expected[block]
     ]
-    reads = Counter(pool.copies.values())
     faults += [
         f"I2: block {block} counts {count} copies that read it, but has {reads[block]}"
         for block, count in enumerate(pool.reads)
         if count != reads[block]
     ]
-    faults += [f"I2: block {block} is both source and target of a copy" for block in pool.copies if reads[block]]
+    faults += [
+        f"I2: block {block} is both source and target of a copy" for block in {*pool.copies} & {*pool.copies.values()}
+    ]
+    if pool.given != {copy.target: copy for copy in given_copies(batches) if not copy.withdrawn}:
+        faults.append("I2: the targets that open steps copy to are not those of their copies")
     free = Counter(pool.free)
     for block, times in free.items():
         if times > 1:
@@ -119,11 +125,18 @@ def _record(pool: Pool, record: Record) -> list[str]:
     """One sequence: positions, table and path agree with its tokens and its state."""
     name, block_size, length = f"sequence {record.id}", pool.index.block_size, len(record.tokens)
     faults = []
-    if not 0 <= record.num_cached <= record.num_committed <= length:
-        faults.append(f"I10: {name} has cached {record.num_cached}, committed {record.num_committed}, len {length}")
-    entries = num_blocks(length, block_size) if record.state == "running" else 0
-    if len(record.table) != entries:
+    if not 0 <= record.num_cached <= record.num_committed <= record.num_planned <= length:
+        faults.append(
+            f"I10: {name} has cached {record.num_cached}, committed {record.num_committed},"
+            f" planned {record.num_planned}, len {length}"
+        )
+    # The last token may have no block yet, if it came from a step.
+    entries = num_blocks(max(length - 1, record.num_planned), block_size) if record.state == "running" else 0
+    if len(record.table) < entries or (record.table and record.state != "running"):
         faults.append(f"I10: {name} is {record.state} with {len(record.table)} table entries, not {entries}")
+    unknown = {position for position, token in enumerate(record.tokens) if token == PLACEHOLDER}
+    if not unknown <= {row.stop for row in record.open_rows}:
+        faults.append(f"I10: {name} has unknown tokens at {sorted(unknown)}, but no open step that finds them")
     if len(set(record.table)) != len(record.table):
         faults.append(f"I2: {name} has a block twice in its table")
     if len(record.path) * block_size > record.num_committed:
@@ -135,4 +148,26 @@ def _record(pool: Pool, record: Record) -> list[str]:
         if node.above is not above or pool.nodes[node.block] is not node:
             faults.append(f"I6: {name} has a path that is broken at block {node.block}")
         above = node
+    return faults
+
+
+def _rows(records: dict[int, Record], rows: Rows) -> list[str]:
+    """One batch: rows and open steps agree with the sequences."""
+    name = f"batch {rows.number}"
+    faults = []
+    for record in rows.records:
+        if record is not None and (records.get(record.id) is not record or record.home is not rows):
+            faults.append(f"I10: {name} has a row for sequence {record.id}, which knows nothing of it")
+    if rows.records and rows.records[-1] is None:
+        faults.append(f"I10: {name} has an empty row behind the last one in use")
+    open_rows = [row for step in rows.steps for row in step.rows if row is not None]
+    for record in records.values():
+        named = [row for row in open_rows if row.record is record and not row.void]
+        if (record.home is rows) != (record in rows.records):
+            faults.append(f"I10: sequence {record.id} takes itself to be in {name}, which has no row for it")
+        if named and named != record.open_rows:
+            faults.append(f"I10: sequence {record.id} has other open rows than the steps of {name}")
+        ends = [record.num_committed, *(row.stop for row in named)]
+        if any(row.start != end for row, end in zip(named, ends, strict=False)):
+            faults.append(f"I10: sequence {record.id} has open rows with gaps in {name}")
     return faults

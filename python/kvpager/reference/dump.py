@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from .index import Node, Root
 from .pool import Pool
 from .record import Record
+from .rows import Rows, given_copies
 
 Trait = tuple[int, int, bool, int | None]
 
@@ -30,7 +31,7 @@ _SHOWN = (
 LEVELS_DRAWN = 32
 
 
-def dump(pool: Pool, records: dict[int, Record], next_id: int, full: bool) -> str:
+def dump(pool: Pool, records: dict[int, Record], batches: list[Rows], next_id: int, full: bool) -> str:
     """See ``docs/design/rules.md``, section 12."""
     free, cached = len(pool.free), len(pool.policy)
     active = pool.num_blocks - free - cached - pool.num_reserved
@@ -38,22 +39,22 @@ def dump(pool: Pool, records: dict[int, Record], next_id: int, full: bool) -> st
         f"pool: {pool.num_blocks} blocks of {pool.index.block_size} tokens:"
         f" {free} free, {cached} cached, {active} active, {pool.num_reserved} reserved"
     ]
-    holders = count_holders(pool, records)
+    holders = count_holders(pool, records, batches)
     for root in sorted(pool.index.roots.values(), key=lambda root: root.key):
         lines.append(f"namespace {root.namespace!r}")
         lines += _tree(root, holders)
     if full:
-        lines += _rest(pool, records, next_id)
+        lines += _rest(pool, records, batches, next_id)
     return "\n".join(lines) + "\n"
 
 
-def count_holders(pool: Pool, records: dict[int, Record]) -> Counter[int]:
-    """The holders of each block, counted anew: every sequence once, and every queued copy."""
+def count_holders(pool: Pool, records: dict[int, Record], batches: list[Rows]) -> Counter[int]:
+    """The holders of each block, counted anew: every sequence once, and every copy queued or given to a step."""
     counts: Counter[int] = Counter()
     for record in records.values():
         held = set(record.table).union(node.block for node in record.path)
         counts.update(_with_above(pool, held))
-    for source in pool.copies.values():
+    for source in [*pool.copies.values(), *(copy.source for copy in given_copies(batches))]:
         counts.update(_with_above(pool, {source}))
     return counts
 
@@ -109,10 +110,11 @@ def _segment(segment: list[Node], holders: Counter[int]) -> str:
     return text if idle_since is None else f"{text}; idle since {idle_since}"
 
 
-def _rest(pool: Pool, records: dict[int, Record], next_id: int) -> list[str]:
+def _rest(pool: Pool, records: dict[int, Record], batches: list[Rows], next_id: int) -> list[str]:
     lines = [f"free: {_ids(reversed(pool.free))}"]
     lines += [f"queue {name}: {_ids(queue)}" for name, queue in pool.policy.queues().items()]
     lines += [_sequence(records[sequence_id]) for sequence_id in sorted(records)]
+    lines += [_batch(rows) for rows in batches]
     copies = " ".join(f"{source}->{target}" for target, source in pool.copies.items())
     lines.append(f"copies: {copies or '-'}")
     lines.append(f"clock: {pool.counters.clock_ticks}")
@@ -124,7 +126,7 @@ def _rest(pool: Pool, records: dict[int, Record], next_id: int) -> list[str]:
 def _sequence(record: Record) -> str:
     text = (
         f"sequence {record.id}: {record.state}; namespace {record.namespace!r}; cached {record.num_cached};"
-        f" committed {record.num_committed}; planned {record.num_committed}; len {len(record.tokens)}"
+        f" committed {record.num_committed}; planned {record.num_planned}; len {len(record.tokens)}"
     )
     if record.state == "preempted":
         return text
@@ -132,6 +134,13 @@ def _sequence(record: Record) -> str:
         f"{text}; path {_ids(node.block for node in record.path)}; table {_ids(record.table)};"
         f" publishes {'yes' if record.publishes else 'no'}; pinned {'yes' if record.pinned else 'no'}"
     )
+
+
+def _batch(rows: Rows) -> str:
+    """Sequence ids by row, so that a range is never drawn: what follows what is the order of the rows."""
+    sequences = " ".join("-" if record is None else str(record.id) for record in rows.records)
+    steps = " ".join(str(step.id) for step in rows.steps)
+    return f"batch {rows.number}: rows {sequences or '-'}; open {steps or '-'}; next step {rows.next_step}"
 
 
 def _ids(blocks: Iterable[int]) -> str:

@@ -19,33 +19,50 @@ _KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _SWAPPED = (">", "!") if sys.byteorder == "little" else ("<",)
 
 
-def as_token(value: object, position: int | None = None) -> int:
-    """One token as an int."""
-    if type(value) is int and 0 <= value <= TOKEN_MAX:
+def as_token(value: object, position: int | None = None, name: str = "token", low: int = 0) -> int:
+    """One token, or another number of its range, as an int."""
+    if type(value) is int and low <= value <= TOKEN_MAX:
         return value
     where = "" if position is None else f" at position {position}"
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TokenTypeError(f"token{where} must be an integer, not {value!r:.80}", position, _plain(value))
+        raise TokenTypeError(f"{name}{where} must be an integer, not {value!r:.80}", position, _plain(value))
     try:
         token = operator.index(value)
     except TypeError:
         # An array has __index__ and only finds out in the call that it has more than one value.
-        raise TokenTypeError(f"token{where} must be an integer, not {value!r:.80}", position, _plain(value)) from None
-    if not 0 <= token <= TOKEN_MAX:
-        raise TokenError(f"token{where} must be 0..{TOKEN_MAX}, not {token}", position, token)
+        raise TokenTypeError(f"{name}{where} must be an integer, not {value!r:.80}", position, _plain(value)) from None
+    if not low <= token <= TOKEN_MAX:
+        raise TokenError(f"{name}{where} must be {low}..{TOKEN_MAX}, not {token}", position, token)
     return token
 
 
-def as_tokens(tokens: object) -> list[int]:
+def as_tokens(tokens: object, name: str = "tokens", low: int = 0) -> list[int]:
     """Many tokens as a list of ints: from a list, a tuple, or any one-dimensional buffer of integers."""
     if isinstance(tokens, (list, tuple)):
-        return [as_token(value, position) for position, value in enumerate(tokens)]
+        return [as_token(value, position, name, low) for position, value in enumerate(tokens)]
     try:
         view = memoryview(tokens)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
         kind = type(tokens).__name__
-        raise TokenTypeError(f"tokens must be a list, a tuple or a buffer of integers, not {kind}") from None
-    return _from_buffer(view)
+        raise TokenTypeError(f"{name} must be a list, a tuple or a buffer of integers, not {kind}") from None
+    return _from_buffer(view, name, low)
+
+
+def as_numbers(name: str, values: object) -> list[int]:
+    """An argument of a batch that has one number a row or a token: like tokens, and -1 is allowed."""
+    return as_tokens(values, name, low=-1)
+
+
+def as_counts(name: str, value: object) -> int | list[int]:
+    """One number for all rows, or a number for each."""
+    if isinstance(value, (list, tuple)):
+        return as_numbers(name, value)
+    if not isinstance(value, bool):
+        try:
+            operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            return as_numbers(name, value)
+    return as_token(value, None, name, low=-1)
 
 
 def as_prompt(tokens: object) -> list[int]:
@@ -81,20 +98,20 @@ def _encode_pair(pair: object) -> bytes:
     return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
 
-def _from_buffer(view: memoryview) -> list[int]:
+def _from_buffer(view: memoryview, name: str, low: int) -> list[int]:
     if view.format[:1] in _SWAPPED and view.itemsize > 1:
-        raise TokenTypeError(f"tokens must have native byte order, not format {view.format!r}")
+        raise TokenTypeError(f"{name} must have native byte order, not format {view.format!r}")
     if view.ndim != 1:
-        raise TokenTypeError(f"tokens must have one dimension, not {view.ndim}")
+        raise TokenTypeError(f"{name} must have one dimension, not {view.ndim}")
     try:
         values = np.asarray(view)
     except (TypeError, ValueError, NotImplementedError):
-        raise TokenTypeError(f"tokens must be integers, not format {view.format!r}") from None
+        raise TokenTypeError(f"{name} must be integers, not format {view.format!r}") from None
     if values.dtype.kind not in "iu":
-        raise TokenTypeError(f"tokens must be integers, not {values.dtype}")
-    bad = np.flatnonzero((values < 0) | (values > TOKEN_MAX))
+        raise TokenTypeError(f"{name} must be integers, not {values.dtype}")
+    bad = np.flatnonzero((values < low) | (values > TOKEN_MAX))
     if bad.size:
-        as_token(values[bad[0]], int(bad[0]))
+        as_token(values[bad[0]], int(bad[0]), name, low)
     found: list[int] = values.tolist()
     return found
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks
 from ..types import Namespace, PrefixMatch, Stats, Tokens
+from .batch import Batch
 from .check import check
 from .dump import dump
 from .index import Index, Node, post_order
@@ -20,12 +21,16 @@ from .inputs import as_prompt, as_tokens, encode_namespace
 from .policy import POLICIES
 from .pool import Counters, Pool
 from .record import Record, num_blocks
+from .rows import Rows
 from .sequence import Sequence
 
 BLOCKS_LIMIT = 2**31
 BLOCK_SIZE_MAX = 1024
 TOKENS_LIMIT = 2**40
 IDENTITY_BYTES_MAX = 65_536
+SEQS_MAX = 65_536
+ENTRIES_LIMIT = 2**31
+BUFFERS_MAX = 4
 
 T = TypeVar("T")
 
@@ -65,11 +70,15 @@ class Pager:
         self._counters = Counters()
         self._index = Index(self.block_size)
         self._policy = POLICIES[policy](self.num_blocks)
-        self._pool = Pool(self.num_blocks, int(self.null_block), self._index, self._policy, self._counters)
+        self._pool = Pool(
+            self.num_blocks, int(self.null_block), self._index, self._policy, self._counters, self.prefix_cache
+        )
         self._records: dict[int, Record] = {}
         self._next_id = 0
+        self._batches: dict[int, Rows] = {}
+        self._next_batch = 0
         # Handles that the garbage collector took. Appending is one atomic step, so a destructor needs no lock.
-        self._dropped: deque[Record] = deque()
+        self._dropped: deque[Record | Rows] = deque()
 
     def __repr__(self) -> str:
         return (
@@ -128,13 +137,46 @@ class Pager:
         hit = len(self._index.match(key, tokens))
         return PrefixMatch(hit * self.block_size, hit)
 
+    def batch(
+        self,
+        max_seqs: int,
+        max_blocks: int,
+        max_tokens: int = 8192,
+        *,
+        buffers: int = 2,
+        pad_block: int = 0,
+        pad_slot: int = -1,
+        pad_seq_len: int = 0,
+    ) -> Batch:
+        """Rows of sequences that are stepped together."""
+        self._drain()
+        rows = Rows(
+            self._next_batch,
+            max_seqs=_integer("max_seqs", max_seqs, 1, SEQS_MAX),
+            max_blocks=_integer("max_blocks", max_blocks, 1, ENTRIES_LIMIT - 1),
+            max_tokens=_integer("max_tokens", max_tokens, 1, ENTRIES_LIMIT - 1),
+            buffers=_integer("buffers", buffers, 1, BUFFERS_MAX),
+            pad_block=_integer("pad_block", pad_block, -(2**31), 2**31 - 1),
+            pad_seq_len=_integer("pad_seq_len", pad_seq_len, -(2**31), 2**31 - 1),
+        )
+        # Nothing is padded with it here, where the arrays end with the planned positions.
+        _integer("pad_slot", pad_slot, -(2**63), 2**63 - 1)
+        for name, entries in (
+            ("max_seqs * max_blocks", rows.max_seqs * rows.max_blocks),
+            ("max_tokens", rows.max_tokens),
+        ):
+            if entries * rows.buffers >= ENTRIES_LIMIT:
+                raise ConfigError(f"{name} * buffers must be below 2^31, not {entries * rows.buffers}")
+        self._batches[rows.number] = rows
+        self._next_batch += 1
+        return Batch._make(self, rows)
+
     # The whole pool.
 
     def take_copies(self) -> npt.NDArray[np.int32]:
         """The copies to run before the next kernel, (source, target) a row."""
         self._drain()
         pairs = self._pool.take_copies()
-        self._counters.copies += len(pairs)
         return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
     def reset(self, identity: bytes | None = None) -> None:
@@ -185,25 +227,32 @@ class Pager:
 
     def check(self) -> list[str]:
         """Recount everything; every violation of a promise, with its id. Empty if all is well."""
-        return check(self._pool, self._records)
+        return check(self._pool, self._records, list(self._batches.values()))
 
     def dump(self, full: bool = False) -> str:
         """The prefix cache drawn as text; ``full`` adds everything else that decides later answers."""
-        return dump(self._pool, self._records, self._next_id, full)
+        return dump(self._pool, self._records, list(self._batches.values()), self._next_id, full)
 
     # What a sequence's handle calls.
 
     def _drain(self) -> None:
-        """Release the dropped handles, in the order in which they were dropped."""
+        """Release the dropped handles and end the dropped batches, in the order in which they were dropped."""
         while self._dropped:
-            self._release(self._dropped.popleft())
-            self._counters.dropped_handles += 1
+            dropped = self._dropped.popleft()
+            if isinstance(dropped, Rows):
+                dropped.end(self._pool)
+                del self._batches[dropped.number]
+            else:
+                self._release(dropped)
+                self._counters.dropped_handles += 1
 
-    def _require(self, needed: int) -> None:
-        free, evictable = len(self._pool.free), len(self._policy)
-        if needed > free + evictable:
+    def _room(self) -> int:
+        return len(self._pool.free) + len(self._policy)
+
+    def _require(self, needed: int, rows: tuple[int, ...] = ()) -> None:
+        if needed > self._room():
             self._counters.refused_calls += 1
-            raise OutOfBlocks(needed, free, evictable, self.num_blocks)
+            raise OutOfBlocks(needed, len(self._pool.free), len(self._policy), self.num_blocks, rows)
 
     def _release(self, record: Record) -> None:
         record.let_go(self._pool)
@@ -212,6 +261,7 @@ class Pager:
         self._counters.clock_ticks += 1
 
     def _preempt(self, record: Record) -> None:
+        del record.tokens[record.num_known :]
         record.let_go(self._pool)
         record.state = "preempted"
         record.committed_at_preempt = record.num_committed

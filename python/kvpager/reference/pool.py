@@ -8,10 +8,20 @@ lets go of what nobody else needs, deepest first.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .index import Index, Node
 from .policy import Policy
+
+
+@dataclass(slots=True)
+class Copy:
+    """A copy that an open step has handed out. The step holds the source."""
+
+    source: int
+    target: int
+    withdrawn: bool = False  # the target was freed since
 
 
 @dataclass(slots=True)
@@ -36,18 +46,28 @@ class Counters:
 class Pool:
     """The frames of one pager."""
 
-    def __init__(self, num_blocks: int, first_usable: int, index: Index, policy: Policy, counters: Counters) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        first_usable: int,
+        index: Index,
+        policy: Policy,
+        counters: Counters,
+        prefix_cache: bool,
+    ) -> None:
         self.num_blocks = num_blocks
         self.num_reserved = first_usable
         self.index = index
         self.policy = policy
         self.counters = counters
+        self.prefix_cache = prefix_cache
         # The top of the stack is the right end; a reset puts its blocks below all others, at the left end.
         self.free: deque[int] = deque(range(num_blocks - 1, first_usable - 1, -1))
         self.holds = [0] * num_blocks
         self.reads = [0] * num_blocks
         self.nodes: list[Node | None] = [None] * num_blocks
         self.copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
+        self.given: dict[int, Copy] = {}  # target -> the copy of an open step, until that target is freed
 
     def hold(self, block: int) -> None:
         """One more holder. A cached block is active from now on, and so is what lies above it."""
@@ -143,9 +163,12 @@ class Pool:
         self.index.roots.clear()
         self.free.extendleft(unheld)
 
-    def shared(self, block: int) -> bool:
-        """Whether somebody else reads this block of a sequence: the index, now or once, or another sequence."""
-        return self.nodes[block] is not None or self.holds[block] - self.reads[block] > 1
+    def shared(self, block: int, leaving: int = 0) -> bool:
+        """Whether somebody else reads this block of a sequence: the index, now or once, or another sequence.
+
+        So many other sequences are about to leave it.
+        """
+        return self.nodes[block] is not None or self.holds[block] - self.reads[block] - leaving > 1
 
     def queue_copy(self, source: int, target: int) -> None:
         """Ask for a copy. From a block that is itself still to be copied, the copy starts at that one's source."""
@@ -155,7 +178,10 @@ class Pool:
         self.hold(source)
 
     def withdraw(self, target: int) -> int | None:
-        """Forget the copy into ``target`` if there is one; its source, which the caller has to drop."""
+        """``target`` was freed: forget the queued copy into it if there is one; its source, which the caller drops."""
+        given = self.given.pop(target, None)
+        if given is not None:
+            given.withdrawn = True
         source = self.copies.pop(target, None)
         if source is not None:
             self.reads[source] -= 1
@@ -165,8 +191,47 @@ class Pool:
         """Hand out the queue and let go of its sources."""
         pairs = [(source, target) for target, source in self.copies.items()]
         self.copies.clear()
-        for source, _ in pairs:
-            self.reads[source] -= 1
-        for source, _ in pairs:
-            self.drop(source)
+        self.counters.copies += len(pairs)
+        self.let_go_of(source for source, _ in pairs)
         return pairs
+
+    def give_copies(self) -> list[Copy]:
+        """Hand the queue over to a step, which goes on holding the sources."""
+        copies = [Copy(source, target) for target, source in self.copies.items()]
+        self.copies.clear()
+        self.given.update((copy.target, copy) for copy in copies)
+        return copies
+
+    def finish_copies(self, copies: list[Copy]) -> None:
+        """The step that these copies were given to has run."""
+        for copy in copies:
+            if not copy.withdrawn:
+                del self.given[copy.target]
+        self.counters.copies += len(copies)
+        self.let_go_of(copy.source for copy in copies)
+
+    def take_back(self, copy: Copy) -> bool:
+        """The step that had this copy will never run; whether its target still wants it."""
+        readers = [target for target, source in self.copies.items() if source == copy.target]
+        for reader in readers:
+            self.copies[reader] = copy.source
+            self.reads[copy.source] += 1
+            self.hold(copy.source)
+        self.let_go_of([copy.target] * len(readers))
+        if copy.withdrawn:
+            self.let_go_of([copy.source])
+            return False
+        del self.given[copy.target]
+        return True
+
+    def requeue(self, copy: Copy) -> None:
+        """Put a copy that was taken back at the front of the queue, with its hold."""
+        self.copies = {copy.target: copy.source, **self.copies}
+
+    def let_go_of(self, sources: Iterable[int]) -> None:
+        """Copies that read these blocks have run or will never run; each one is a moment of its own."""
+        sources = list(sources)
+        for source in sources:
+            self.reads[source] -= 1
+        for source in sources:
+            self.drop(source)

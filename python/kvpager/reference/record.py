@@ -6,9 +6,16 @@ its last block. Calls that change holds take the new ones before they drop the o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..types import Namespace
 from .index import Node, inside_run
 from .pool import Pool
+
+if TYPE_CHECKING:
+    from .rows import OpenRow, Rows
+
+PLACEHOLDER = -1  # in the place of a token that an open step is still to find
 
 
 class Record:
@@ -16,11 +23,13 @@ class Record:
 
     __slots__ = (
         "committed_at_preempt",
+        "home",
         "id",
         "key",
         "namespace",
         "num_cached",
         "num_committed",
+        "open_rows",
         "path",
         "pinned",
         "publishes",
@@ -42,6 +51,18 @@ class Record:
         self.num_committed = 0
         self.publishes = True
         self.committed_at_preempt = 0
+        self.home: Rows | None = None  # the batch that has a row for it
+        self.open_rows: list[OpenRow] = []  # the rows of open steps that name it, oldest first
+
+    @property
+    def num_planned(self) -> int:
+        """Where the next step begins."""
+        return self.open_rows[-1].stop if self.open_rows else self.num_committed
+
+    @property
+    def num_known(self) -> int:
+        """Tokens before the first placeholder."""
+        return self.tokens.index(PLACEHOLDER) if PLACEHOLDER in self.tokens else len(self.tokens)
 
     def on_path(self, number: int) -> bool:
         """Whether the table entry is the path's block, so that the path holds it already."""
@@ -59,7 +80,10 @@ class Record:
         self.num_cached = self.num_committed = len(path) * pool.index.block_size
 
     def let_go(self, pool: Pool) -> None:
-        """Drop every hold, the table before the path."""
+        """Leave steps and batch, and drop every hold, the table before the path."""
+        self._void_rows(0)
+        if self.home is not None:
+            self.home.leave(self)
         loose = [block for number, block in enumerate(self.table) if not self.on_path(number)]
         path, self.table, self.path = self.path, [], []
         for block in reversed(loose):
@@ -68,9 +92,10 @@ class Record:
             pool.drop(path[-1].block)
 
     def fork(self, pool: Pool, sequence_id: int) -> Record:
-        """A child that shares every block."""
-        child = Record(sequence_id, self.tokens.copy(), self.namespace, self.key, pinned=False)
-        child.table = self.table.copy()
+        """A child that shares every block of the known tokens. No step is to write for it."""
+        tokens = self.tokens[: self.num_known]
+        child = Record(sequence_id, tokens, self.namespace, self.key, pinned=False)
+        child.table = self.table[: num_blocks(len(tokens), pool.index.block_size)]
         child.path = self.path.copy()
         child.num_cached = self.num_cached
         child.num_committed = self.num_committed
@@ -84,6 +109,7 @@ class Record:
 
     def truncate(self, pool: Pool, num_tokens: int) -> None:
         """Cut table, path and positions. An indexed block that is cut in two stays in the table as a shared partial."""
+        self._void_rows(num_tokens)
         kept = num_blocks(num_tokens, pool.index.block_size)
         full = num_tokens // pool.index.block_size
         loose = [self.table[number] for number in range(kept, len(self.table)) if not self.on_path(number)]
@@ -103,27 +129,86 @@ class Record:
         if full < len(old_path):
             pool.drop(old_path[-1].block)
 
+    def _void_rows(self, num_tokens: int) -> None:
+        """The sequence has been cut to so few tokens: open rows that end behind them do not name it any more."""
+        while self.open_rows and self.open_rows[-1].stop > num_tokens:
+            self.open_rows.pop().void = True
+
     def unwritable(self, pool: Pool, start: int, stop: int) -> list[int]:
         """The table positions among ``start..stop`` (in tokens) whose block somebody else reads."""
-        if start == stop:
-            return []
-        block_size = pool.index.block_size
-        last = min((stop - 1) // block_size, len(self.table) - 1)
-        return [number for number in range(start // block_size, last + 1) if pool.shared(self.table[number])]
+        return [number for number in self.entries(pool, start, stop) if pool.shared(self.table[number])]
 
-    def make_writable(self, pool: Pool, numbers: list[int], grow: int) -> None:
-        """Replace the blocks at ``numbers`` and add ``grow`` new ones; the caller knows that they can be had."""
-        fresh = pool.take(len(numbers) + grow)
+    def entries(self, pool: Pool, start: int, stop: int) -> range:
+        """The table positions among ``start..stop`` (in tokens), as far as there are any."""
+        if start == stop:
+            return range(0)
+        block_size = pool.index.block_size
+        return range(start // block_size, min(num_blocks(stop, block_size), len(self.table)))
+
+    def missing(self, pool: Pool, start: int, stop: int) -> int:
+        """How many blocks the table lacks for the positions up to ``stop``; an empty range lacks none."""
+        return max(0, num_blocks(stop, pool.index.block_size) - len(self.table)) if start < stop else 0
+
+    def slots(self, positions: range, block_size: int) -> list[int]:
+        """Where the KV of these positions goes."""
+        return [self.table[each // block_size] * block_size + each % block_size for each in positions]
+
+    def make_writable(self, pool: Pool, numbers: list[int], fresh: list[int]) -> list[int]:
+        """Replace the blocks at ``numbers`` by ``fresh`` ones, and add the rest of these; the numbers to be copied."""
+        copied = []
         for number, new in zip(numbers, fresh, strict=False):
             old = self.table[number]
             pool.hold(new)
-            if self.num_committed > number * pool.index.block_size:
+            if self.num_planned > number * pool.index.block_size:
                 pool.queue_copy(old, new)
+                copied.append(number)
             self.table[number] = new
             pool.drop(old)
         for new in fresh[len(numbers) :]:
             pool.hold(new)
             self.table.append(new)
+        return copied
+
+    def commit(self, pool: Pool, end: int) -> None:
+        """The KV below ``end`` is written. A commit that fills a block publishes."""
+        if end <= self.num_committed:
+            return
+        full_before = self.num_committed // pool.index.block_size
+        self.num_committed = end
+        if pool.prefix_cache and end // pool.index.block_size > full_before:
+            self.publish(pool)
+
+    def learn(self, position: int, token: int) -> None:
+        """A committed step found the token of this position, if it is not known from elsewhere."""
+        if position == len(self.tokens):
+            self.tokens.append(token)
+        elif self.tokens[position] == PLACEHOLDER:
+            self.tokens[position] = token
+            for row in self.open_rows:
+                # It stays even if the step that asked for it is cancelled.
+                row.length_before = max(row.length_before, position + 1)
+
+    def unplan(self, pool: Pool, row: OpenRow) -> None:
+        """Cancel the newest open row: its tokens go, and its new blocks, unless later tokens lie in them."""
+        self.open_rows.remove(row)
+        if row.stop > row.length_before:
+            self._cut_tokens(row.length_before)
+        elif row.stop < len(self.tokens) and self.tokens[row.stop] == PLACEHOLDER:
+            self._cut_tokens(row.stop)
+        if len(self.table) == row.entries_after and len(self.tokens) <= row.length_before:
+            while len(self.table) > row.entries_before:
+                pool.drop(self.table.pop())
+
+    def _cut_tokens(self, num_tokens: int) -> None:
+        del self.tokens[num_tokens:]
+        self._void_rows(num_tokens)
+
+    def put_back(self, pool: Pool, number: int, source: int) -> None:
+        """The table entry points at the source of its copy again."""
+        target = self.table[number]
+        pool.hold(source)
+        self.table[number] = source
+        pool.drop(target)
 
     def publish(self, pool: Pool) -> None:
         """Index the full, committed blocks that are not on the path yet, or follow equal ones that are indexed."""

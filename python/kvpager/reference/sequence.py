@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NoReturn, Self, final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OutOfBlocks, StaleHandle
+from ..errors import OutOfBlocks, StaleHandle, StepError
 from ..types import Namespace, Tokens
 from .inputs import as_token, as_tokens
-from .record import Record, num_blocks
+from .record import Record
 
 if TYPE_CHECKING:
     from .pager import Pager
@@ -83,8 +83,8 @@ class Sequence:
 
     @property
     def num_planned(self) -> int:
-        """Tokens given to a step that writes them; without a batch these are the committed ones."""
-        return self._live("num_planned").num_committed
+        """Tokens given to a step that writes them; without an open step these are the committed ones."""
+        return self._live("num_planned").num_planned
 
     @property
     def namespace(self) -> Namespace:
@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """A copy of the tokens."""
+        """A copy of the tokens; -1 in the place of one that an open step is still to find."""
         return np.array(self._live("tokens").tokens, dtype=np.int32)
 
     @property
@@ -125,16 +125,13 @@ class Sequence:
         self._pager._drain()
         record = self._running("slots")
         start, stop = operator.index(start), operator.index(stop)
-        if not record.num_committed <= start <= stop <= len(record.tokens):
+        if not record.num_planned <= start <= stop <= len(record.tokens):
+            low = "num_committed" if record.num_planned == record.num_committed else "num_planned"
             raise ValueError(
-                f"slots need num_committed <= start <= stop <= len, not"
-                f" {record.num_committed} <= {start} <= {stop} <= {len(record.tokens)}"
+                f"slots need {low} <= start <= stop <= len, not"
+                f" {record.num_planned} <= {start} <= {stop} <= {len(record.tokens)}"
             )
-        pool = self._pager._pool
-        shared = record.unwritable(pool, start, stop)
-        self._pager._require(len(shared))
-        record.make_writable(pool, shared, 0)
-        return np.array(self._slots(record, start, stop), dtype=np.int64)
+        return np.array(self._give(record, start, stop), dtype=np.int64)
 
     def try_append(self, token: int) -> int | None:
         """``append``, or None where that raises OutOfBlocks."""
@@ -161,16 +158,17 @@ class Sequence:
         """Say that the KV below ``end`` is written (None: all of it). Full blocks become part of the prefix cache."""
         self._pager._drain()
         record = self._running("commit")
+        if record.open_rows:
+            raise StepError(
+                f"commit refused: sequence {record.id} is in an open step, whose commit says what is written"
+            )
         length = len(record.tokens)
         end = length if end is None else operator.index(end)
         if not 0 <= end <= length:
             raise ValueError(f"commit needs an end of 0..{length} (len), not {end}")
-        if end <= record.num_committed:
-            return
-        full_before = record.num_committed // self._pager.block_size
-        record.num_committed = end
-        if self._pager.prefix_cache and end // self._pager.block_size > full_before:
-            record.publish(self._pager._pool)
+        if end > (with_blocks := len(record.table) * self._pager.block_size):
+            raise ValueError(f"commit needs an end of 0..{with_blocks} (tokens that have a block), not {end}")
+        record.commit(self._pager._pool, end)
 
     # Sharing, cutting, leaving.
 
@@ -258,15 +256,15 @@ class Sequence:
         return self._record
 
     def _grow(self, record: Record, tokens: list[int]) -> list[int]:
-        pool = self._pager._pool
-        start, stop = len(record.tokens), len(record.tokens) + len(tokens)
-        shared = record.unwritable(pool, start, stop)
-        grow = num_blocks(stop, self._pager.block_size) - len(record.table)
-        self._pager._require(len(shared) + grow)
-        record.make_writable(pool, shared, grow)
+        start = len(record.tokens)
+        slots = self._give(record, start, start + len(tokens))
         record.tokens.extend(tokens)
-        return self._slots(record, start, stop)
+        return slots
 
-    def _slots(self, record: Record, start: int, stop: int) -> list[int]:
-        size = self._pager.block_size
-        return [record.table[position // size] * size + position % size for position in range(start, stop)]
+    def _give(self, record: Record, start: int, stop: int) -> list[int]:
+        """The slots of these positions, whose blocks are made writable or taken, as long as that is possible."""
+        pool = self._pager._pool
+        shared, missing = record.unwritable(pool, start, stop), record.missing(pool, start, stop)
+        self._pager._require(len(shared) + missing)
+        record.make_writable(pool, shared, pool.take(len(shared) + missing))
+        return record.slots(range(start, stop), self._pager.block_size)

@@ -1,0 +1,332 @@
+"""Random histories of batches among all the other calls, between plan and commit too.
+
+Core and reference are compared after every call, as in ``test_machine.py``; until the core has batches, the reference
+runs alone. In most runs the caller is honest (commits what was computed, gives the tokens that were sampled), and then
+``stream.py`` says what every slot must hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stream import PLACEHOLDER, Launch, Stream
+from test_machine import PAIRS_MAX, Swarm, open_range, swarm
+from twins import CORE_HAS_BATCHES, Outcome, Pair
+
+BATCHES_MAX = 2
+
+
+class BatchSwarm(Swarm):
+    """The single calls of ``Swarm``, and those of up to two batches."""
+
+    OPERATIONS = (
+        *Swarm.OPERATIONS,
+        "write",
+        "add",
+        "remove",
+        "condense",
+        "step",
+        "launch",
+        "commit_step",
+        "cancel_step",
+        "reserve",
+        "fork_rows",
+        "drop_batch",
+        "misuse",
+    )
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, alone=not CORE_HAS_BATCHES)
+        self.stream = Stream(self.twins.reference, self.draw) if self.draw.random() < 0.75 else None
+        for often, least in (("step", 2.0), ("commit_step", 1.0), ("cancel_step", 0.2), ("fork_rows", 0.1)):
+            self.weights[often] += least
+        # What ends sequences leaves nothing to step, and who steps has less to do with single calls.
+        for seldom in (
+            "release",
+            "drop",
+            "preempt",
+            "remove",
+            "drop_batch",
+            "misuse",
+            "commit",
+            "reset",
+            "take_copies",
+        ):
+            self.weights[seldom] *= 0.2
+        for call in self.draw.sample(Swarm.OPERATIONS[1:], self.draw.randint(0, 12)):
+            self.weights[call] *= 0.1
+        if self.draw.random() < 0.7:
+            self.length_max = min(self.length_max, 3 * self.twins.block_size)
+        for _ in range(self.draw.randint(1, BATCHES_MAX)):
+            self.new_batch()
+
+    def look(self) -> None:
+        if self.stream is not None:
+            self.stream.check()
+
+    def finish(self) -> None:
+        self.stream = None  # its launches keep steps alive, and so their batches
+        super().finish()
+
+    # What the calls are given.
+
+    def tokens(self) -> list[int]:
+        """A prompt has no placeholders."""
+        return [max(0, token) for token in super().tokens()]
+
+    def new_batch(self) -> None:
+        self.twins.batch(
+            self.draw.randint(1, 6),
+            self.draw.choice([2, 12, 30]),
+            self.draw.choice([3, 30, 100]),
+            buffers=self.draw.randint(1, 3),
+            pad_block=self.draw.choice([0, -1]),
+            pad_seq_len=self.draw.choice([0, 1]),
+        )
+
+    def any_batch(self) -> Pair:
+        return self.draw.choice(self.twins.batches)
+
+    def open_steps(self, batch: Pair) -> list[Pair]:
+        return [step for step in self.twins.steps if step.reference._batch is batch.reference]
+
+    def rows_of(self, batch: Pair) -> list[Pair | None]:
+        rows: list[Pair | None] = [None] * batch.reference.num_rows
+        for pair in self.twins.pairs:
+            row = batch.reference.row_of(pair.reference)
+            if row is not None:
+                rows[row] = pair
+        return rows
+
+    def counts(self, batch: Pair) -> tuple[list[int], list[list[int]]]:
+        """A number for each row, and the tokens that these are past its end."""
+        counts, added = [], []
+        chunk = self.draw.choice([1, 1, 2, 5, 50])
+        for pair in self.rows_of(batch):
+            if pair is None or self.draw.random() < 0.1:
+                counts.append(0)
+                added.append([])
+                continue
+            record = pair.reference._record
+            known = len(record.tokens) - record.num_planned
+            if known and (known > chunk or self.draw.random() < 0.7):
+                counts.append(self.draw.randint(1, min(known, chunk)))
+                added.append([])
+                continue
+            new = [] if known or not record.open_rows or self.draw.random() < 0.1 else [PLACEHOLDER]
+            if self.draw.random() < 0.3:
+                new += self.stretch(self.draw.randint(1, 4))
+            counts.append(known + len(new))
+            added.append(new)
+        return counts, added
+
+    # The operations.
+
+    def commit(self) -> None:
+        if self.stream is None:
+            super().commit()
+        elif (pair := self.any_pair()) is not None:
+            end = self.stream.computed(pair.reference) if pair.state == "running" else 1
+            self.twins.change(pair, "commit", self.draw.randint(min(open_range(pair)[0], end), end))
+
+    def take_copies(self) -> None:
+        if self.stream is None:
+            super().take_copies()
+            return
+        self.stream.launch()
+        (_, (_, _, copies)) = self.twins.change("pager", "take_copies")
+        self.stream.copy(copies)
+
+    def write(self) -> None:
+        """Slots of a sequence, and a kernel that writes to them at once."""
+        pair = self.any_pair()
+        if pair is None or pair.state != "running":
+            return
+        lo, hi = pair.reference.num_planned, pair.reference._record.num_known
+        start = lo if self.draw.random() < 0.8 else self.draw.randint(min(lo, hi), hi)
+        outcome = self.twins.change(pair, self.some("slots"), start, self.draw.randint(min(start, hi), hi))
+        if self.stream is not None and outcome[0] == "answer" and outcome[1] is not None:
+            self.take_copies()
+            if pair.state == "running":
+                self.stream.write(pair.reference, start, outcome[1][2])
+
+    def admit(self) -> None:
+        known = len(self.twins.pairs)
+        super().admit()
+        self.add_new(known)
+
+    def fork(self) -> None:
+        known = len(self.twins.pairs)
+        super().fork()
+        self.add_new(known)
+
+    def add_new(self, known: int) -> None:
+        for pair in self.twins.pairs[known:]:
+            if self.draw.random() < 0.8:
+                self.twins.change(self.any_batch(), "add", pair)
+
+    def add(self) -> None:
+        out = [pair for pair in self.twins.pairs if pair.reference._record.home is None]
+        if pair := self.draw.choice(out) if out and self.draw.random() < 0.8 else self.any_pair():
+            self.twins.change(self.any_batch(), "add", pair)
+
+    def remove(self) -> None:
+        batch = self.any_batch()
+        rows = [pair for pair in self.rows_of(batch) if pair is not None]
+        pair = self.draw.choice(rows) if rows and self.draw.random() < 0.9 else self.any_pair()
+        if pair is not None:
+            self.twins.change(batch, "remove", pair)
+
+    def condense(self) -> None:
+        self.twins.change(self.any_batch(), "condense")
+
+    def step(self) -> None:
+        batch = max(self.any_batch(), self.any_batch(), key=lambda batch: len(batch.reference))
+        if not len(batch.reference) and self.draw.random() < 0.9:
+            return
+        counts, added = self.counts(batch)
+        outcome = self.plan(batch, counts, added)
+        if outcome[0] == "OutOfBlocks":
+            # Without the rows that it names the step fits.
+            for row in outcome[-1]:
+                counts[row], added[row] = 0, []
+            outcome = self.plan(batch, counts, added)
+            assert outcome[0] == "answer", outcome
+
+    def plan(self, batch: Pair, counts: list[int], added: list[list[int]]) -> Outcome:
+        tokens: list[int] | None = [token for row in added for token in row]
+        if all(row in ([], [PLACEHOLDER]) for row in added) and self.draw.random() < 0.7:
+            tokens = None
+        scalar = counts and len(set(counts)) == 1 and None not in self.rows_of(batch)
+        num_tokens = counts[0] if scalar and self.draw.random() < 0.8 else counts
+        waits = self.twins._drops_wait
+        needed = self.twins.peek("blocks_needed", num_tokens, tokens, on=batch)
+        stats = self.twins.reference.stats()
+        outcome = self.twins.change(batch, "step", num_tokens, tokens, form=self.form())
+        if not waits and needed[0] == "answer":
+            fits = needed[1] <= stats.free_blocks + stats.evictable_blocks
+            assert outcome[0] == ("answer" if fits else "OutOfBlocks")
+        elif not waits:
+            assert outcome[0] == needed[0]
+        if self.stream is not None and outcome[0] == "answer":
+            drafts = [sum(token != PLACEHOLDER for token in row) for row in added]
+            drafts += [0] * (self.twins.steps[-1].reference.num_rows - len(drafts))
+            step = self.twins.steps[-1].reference
+            handles = [pair.reference for pair in self.twins.pairs]
+            self.stream.plan(batch.reference, step, handles, drafts, [*range(self.values)])
+        return outcome
+
+    def launch(self) -> None:
+        if self.stream is not None and self.stream.open:
+            self.stream.launch(self.draw.choice(self.stream.open))
+
+    def commit_step(self) -> None:
+        steps = self.open_steps(self.any_batch())
+        if not steps:
+            return
+        step = steps[0]
+        record_rows = step.reference._step.rows
+        if self.stream is None:
+            following = [self.draw.randrange(-1, self.values) for _ in record_rows]
+            accepted = [0 if row is None else self.draw.randint(0, row.num_drafts) for row in record_rows]
+            self.twins.change(step, "commit", following, accepted if self.draw.random() < 0.7 else None)
+            return
+        launch = self.find(step)
+        if launch is not self.stream.open[0]:
+            return
+        self.stream.launch(launch)
+        following = launch.next_tokens.copy()
+        for row, open_row in enumerate(record_rows):
+            if open_row is None or (open_row.void and self.draw.random() < 0.5):
+                following[row] = self.draw.randrange(-1, 9)
+            elif self.draw.random() < 0.2 and PLACEHOLDER not in open_row.record.tokens[open_row.stop :]:
+                following[row] = PLACEHOLDER
+        accepted = launch.num_accepted.copy()
+        all_accepted = all(
+            row is None or row.num_drafts == number for row, number in zip(record_rows, accepted, strict=True)
+        )
+        how = (following, accepted) if not all_accepted or self.draw.random() < 0.5 else (following,)
+        outcome = self.twins.change(
+            step, "commit", *how, form=self.form() if min(following, default=0) >= 0 else "list"
+        )
+        self.stream.commit(launch, outcome[1][2])
+
+    def find(self, step: Pair) -> Launch:
+        assert self.stream is not None
+        return next(launch for launch in self.stream.open if launch.step._step is step.reference._step)
+
+    def cancel_step(self) -> None:
+        steps = self.open_steps(self.any_batch())
+        if not steps:
+            return
+        if self.stream is None:
+            self.twins.change(steps[-1], "cancel")
+        elif not (launch := self.find(steps[-1])).launched:
+            self.twins.change(steps[-1], "cancel")
+            self.stream.open.remove(launch)
+
+    def reserve(self) -> None:
+        batch = self.any_batch()
+        counts = [self.draw.choice([0, 1, 5]) if pair is not None else 0 for pair in self.rows_of(batch)]
+        scalar = self.draw.random() < 0.5
+        self.twins.change(batch, self.some("reserve"), self.draw.choice([0, 1, 2]) if scalar else counts)
+
+    def fork_rows(self) -> None:
+        if len(self.twins.pairs) < PAIRS_MAX:
+            batch = self.any_batch()
+            rows = [row for row, pair in enumerate(self.rows_of(batch)) if pair is not None]
+            rows = self.draw.sample(rows, min(len(rows), self.draw.randint(0, 2)))
+            self.twins.change(batch, "fork", rows, self.draw.randint(1, 2))
+
+    def drop_batch(self) -> None:
+        batch = self.any_batch()
+        if self.stream is not None:
+            launches = [self.find(step) for step in self.open_steps(batch)]
+            if any(launch.launched for launch in launches):
+                return
+            self.stream.open = [launch for launch in self.stream.open if launch not in launches]
+            launches.clear()
+        self.twins.drop_batch(batch)
+        # The next mutating call ends it.
+        self.new_batch()
+
+    def misuse(self) -> None:
+        """Calls that are refused, each for one reason, whatever the state."""
+        batch = self.any_batch()
+        rows = batch.reference.num_rows
+        if not rows:
+            return
+        calls: list[tuple[Pair, str, tuple[Any, ...]]] = [
+            (batch, "step", ([1] * (rows + 1),)),
+            (batch, "step", (-1,)),
+            (batch, "step", (1.0,)),
+            (batch, "step", (0, [1])),
+            (batch, "step", (0, [True])),
+            (batch, "step", (10_000,)),
+            (batch, "reserve", ([1] * (rows + 1),)),
+            (batch, "reserve", (2**31 - 1,)),
+            (batch, "reserve", (None,)),
+            (batch, "fork", ([rows], 1)),
+            (batch, "fork", ([-1], 1)),
+            (batch, "fork", ([], 0)),
+            (batch, "fork", ([0] * 2, 1)),
+            (batch, "fork", (0, 1)),
+        ]
+        for number, step in enumerate(steps := self.open_steps(batch)):
+            wrong = [0] * (step.reference.num_rows + 1)
+            calls += [(step, "commit", (wrong,)), (step, "commit", (None, wrong)), (step, "commit", ([None],))]
+            calls += [(step, "commit", ()), (step, "commit", ("no",))] if number else []
+            calls += [(step, "cancel", ())] if number < len(steps) - 1 else []
+        target, call, arguments = self.draw.choice(calls)
+        outcome = self.twins.change(target, call, *arguments)
+        assert outcome[0] != "answer", (call, arguments, outcome)
+
+
+def test_a_swarm_of_batches(seed, runs):
+    swarm(seed, runs or 400, steps=120, kind=BatchSwarm)
+
+
+@pytest.mark.slow
+def test_a_long_swarm_of_batches(seed, runs):
+    swarm(seed, runs or 10_000, steps=400, kind=BatchSwarm)
