@@ -13,17 +13,24 @@ use crate::tail::Tail;
 
 /// Most children of one call: a slip of the caller must not use up the machine.
 const FORK_MAX: usize = 65_536;
+/// Most tokens of all children of one call, unless it is one child. Each has a table and an unpublished tail of its
+/// own: without a bound, 65,536 children of a long prompt would copy gigabytes while every other call waits.
+const FORK_TOKENS_MAX: usize = 1 << 28;
 
 impl Pager {
     /// `count` children that share every block.
     ///
     /// # Errors
-    /// `Stale`; `Value` for no child or too many; `Memory`.
+    /// `Stale`; `Value` for no child or too many (65,536, or 2^28 tokens in all of them); `Memory`.
     pub fn fork(&mut self, handle: Handle, count: usize) -> Result<Vec<Handle>> {
         self.with_running(handle, "fork", |pager, sequence| {
             let room = HOLDERS_MAX as usize - pager.num_running - pager.num_preempted;
-            if count == 0 || count > FORK_MAX.min(room) {
-                return Err(Error::Value(format!("fork({count}): expected 1..={}", FORK_MAX.min(room))));
+            let limit = FORK_MAX.min(room).min((FORK_TOKENS_MAX / sequence.len).max(1));
+            if count == 0 || count > limit {
+                let len = sequence.len;
+                return Err(Error::Value(format!(
+                    "n is {count}; it must be 1 to {limit} for a sequence of {len} tokens: {FORK_MAX} children and {FORK_TOKENS_MAX} tokens in all of them, at most"
+                )));
             }
             let mut children = with_capacity(count)?;
             let mut handles = with_capacity(count)?;
@@ -70,7 +77,10 @@ impl Pager {
     pub fn truncate(&mut self, handle: Handle, len: usize) -> Result<()> {
         self.with_running(handle, "truncate", |pager, sequence| {
             if len == 0 || len > sequence.len {
-                return Err(Error::Value(format!("truncate({len}): expected 1..={}", sequence.len)));
+                return Err(Error::Value(format!(
+                    "num_tokens is {len}; it must be 1 to {}, the sequence's length",
+                    sequence.len
+                )));
             }
             if len / pager.config.block_size < sequence.path_blocks {
                 pager.cut_path(sequence, len)?;

@@ -297,7 +297,8 @@ impl Pager {
         if needed <= free + evictable {
             return Ok(());
         }
-        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, rows: Box::default() }))
+        let total = self.config.num_blocks;
+        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total, rows: Box::default(), reserve: 0 }))
     }
 
     /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by

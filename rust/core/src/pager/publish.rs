@@ -17,7 +17,10 @@ impl Pager {
         self.with_running(handle, "commit", |pager, sequence| {
             let end = end.unwrap_or(sequence.len);
             if end > sequence.len {
-                return Err(Error::Value(format!("commit({end}): the sequence has {} tokens", sequence.len)));
+                return Err(Error::Value(format!(
+                    "end is {end}; it must be a position, {} at most: the sequence's length",
+                    sequence.len
+                )));
             }
             if pager.is_named(sequence) {
                 return Err(Error::Step(format!(
