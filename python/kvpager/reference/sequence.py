@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, final
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import OutOfBlocks, StaleHandle
 from ..types import Namespace, Tokens
-from .inputs import as_token, as_tokens
+from .inputs import as_position, as_token, as_tokens, shown
 from .record import Record, num_blocks
 
 if TYPE_CHECKING:
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 # A call makes at most so many children: a slip of the caller must not use up the machine.
 FORK_MAX = 65_536
+FORK_TOKENS_MAX = 2**28
+
+_POSITION = "a position, 0 or more and at most the sequence's length"
 
 
 @final
@@ -124,11 +126,11 @@ class Sequence:
         """The slots of known, uncommitted positions, made writable for this sequence alone."""
         self._pager._drain()
         record = self._running("slots")
-        start, stop = operator.index(start), operator.index(stop)
+        start, stop = as_position("start", start, _POSITION), as_position("stop", stop, _POSITION)
         if not record.num_committed <= start <= stop <= len(record.tokens):
             raise ValueError(
-                f"slots need num_committed <= start <= stop <= len, not"
-                f" {record.num_committed} <= {start} <= {stop} <= {len(record.tokens)}"
+                f"start is {shown(start)} and stop is {shown(stop)}; it must hold that {record.num_committed}"
+                f" (num_committed) <= start <= stop <= {len(record.tokens)} (len)"
             )
         pool = self._pager._pool
         shared = record.unwritable(pool, start, stop)
@@ -162,9 +164,9 @@ class Sequence:
         self._pager._drain()
         record = self._running("commit")
         length = len(record.tokens)
-        end = length if end is None else operator.index(end)
-        if not 0 <= end <= length:
-            raise ValueError(f"commit needs an end of 0..{length} (len), not {end}")
+        end = length if end is None else as_position("end", end, _POSITION)
+        if end > length:
+            raise ValueError(f"end is {shown(end)}; it must be a position, {length} at most: the sequence's length")
         if end <= record.num_committed:
             return
         full_before = record.num_committed // self._pager.block_size
@@ -178,18 +180,21 @@ class Sequence:
         """Children that share every block."""
         self._pager._drain()
         record = self._running("fork")
-        n = operator.index(n)
-        if not 1 <= n <= FORK_MAX:
-            raise ValueError(f"fork needs 1 <= n <= {FORK_MAX}, not {n}")
+        n = as_position("n", n, f"1 to {FORK_MAX}")
+        limit = min(FORK_MAX, max(FORK_TOKENS_MAX // len(record.tokens), 1))
+        if not 1 <= n <= limit:
+            raise ValueError(f"n is {shown(n)}; it must be 1 to {limit} for a sequence of {len(record.tokens)} tokens")
         return [self._pager._fork(record) for _ in range(n)]
 
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from ``num_tokens`` on."""
         self._pager._drain()
         record = self._running("truncate")
-        num_tokens = operator.index(num_tokens)
+        num_tokens = as_position("num_tokens", num_tokens, "1 to the sequence's length")
         if not 1 <= num_tokens <= len(record.tokens):
-            raise ValueError(f"truncate needs 1..{len(record.tokens)} (len) tokens, not {num_tokens}")
+            raise ValueError(
+                f"num_tokens is {shown(num_tokens)}; it must be 1 to {len(record.tokens)}, the sequence's length"
+            )
         record.truncate(self._pager._pool, num_tokens)
 
     def preempt(self) -> None:
@@ -222,7 +227,7 @@ class Sequence:
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a str, not {type(reason).__name__}")
         if reason not in ("finished", "aborted"):
-            raise ValueError(f"reason must be 'finished' or 'aborted', not {reason!r:.80}")
+            raise ValueError(f"reason is {shown(reason)}; it must be 'finished' or 'aborted'")
         self._pager._release(self._record)
 
     def __enter__(self) -> Self:

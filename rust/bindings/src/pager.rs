@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use kvpager_core::config::Config;
-use kvpager_core::{Pager, PolicyKind, check, dump};
-use numpy::{PyArray2, PyArrayMethods};
+use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS};
+use kvpager_core::ids::BlockId;
+use kvpager_core::{Pager, check, dump};
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyType};
+use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
 use crate::arguments::Given;
 use crate::errors;
@@ -15,9 +16,6 @@ use crate::namespace;
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
-
-/// The default identity, as the slice that an argument is.
-const NO_IDENTITY: &[u8] = b"";
 
 /// A pool of KV blocks with an exact prefix cache.
 ///
@@ -58,8 +56,8 @@ impl PyPager {
     #[new]
     #[pyo3(
         signature = (
-            num_blocks, block_size=Given::NOTHING, *, policy="lru", watermark=0.0, identity=NO_IDENTITY, seed=None,
-            null_block=false, prefix_cache=true
+            num_blocks, block_size=Given::NOTHING, *, policy=Given::NOTHING, watermark=Given::NOTHING,
+            identity=Given::NOTHING, seed=None, null_block=Given::NOTHING, prefix_cache=Given::NOTHING
         ),
         text_signature = "(num_blocks, block_size=16, *, policy='lru', watermark=0.0, identity=b'', seed=None, \
             null_block=False, prefix_cache=True)"
@@ -69,36 +67,37 @@ impl PyPager {
         py: Python<'_>,
         num_blocks: Given<'_>,
         block_size: Given<'_>,
-        policy: &str,
-        watermark: f64,
-        identity: &[u8],
+        policy: Given<'_>,
+        watermark: Given<'_>,
+        identity: Given<'_>,
         seed: Option<Given<'_>>,
-        null_block: bool,
-        prefix_cache: bool,
+        null_block: Given<'_>,
+        prefix_cache: Given<'_>,
     ) -> PyResult<Self> {
         let to_python = |error| errors::to_python(py, error);
         let config = Config {
-            num_blocks: num_blocks.setting(py, "num_blocks", 0)?,
-            block_size: block_size.setting(py, "block_size", 16)?,
-            policy: PolicyKind::from_name(policy).map_err(to_python)?,
-            watermark,
-            identity: identity.to_vec(),
+            num_blocks: num_blocks.setting("num_blocks", 0, NUM_BLOCKS_LIMITS)?,
+            block_size: block_size.setting("block_size", 16, BLOCK_SIZE_LIMITS)?,
+            policy: policy.policy()?,
+            watermark: watermark.watermark()?,
+            identity: identity.bytes("identity")?.unwrap_or_default().to_vec(),
             seed: match seed {
-                Some(seed) => seed.setting(py, "seed", 0)?,
+                Some(seed) => seed.setting("seed", 0, "0 to 18446744073709551615, or None")?,
                 None => random_seed(py)?,
             },
-            null_block,
-            prefix_cache,
+            null_block: null_block.flag("null_block", false)?,
+            prefix_cache: prefix_cache.flag("prefix_cache", true)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config })
     }
 
+    // Without the seed, which is secret: reprs end up in logs.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let truth = |value| if value { "True" } else { "False" };
-        let Config { num_blocks, block_size, watermark, seed, .. } = self.config;
+        let Config { num_blocks, block_size, watermark, .. } = self.config;
         Ok(format!(
-            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, seed={seed}, null_block={}, prefix_cache={})",
+            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, null_block={}, prefix_cache={})",
             self.config.policy.name(),
             self.identity(py)?.repr()?,
             truth(self.config.null_block),
@@ -196,15 +195,16 @@ impl PyPager {
     ///     There is no room now. Nothing was changed.
     ///
     /// Cost: comparing the cached tokens, copying the others.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn admit(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         namespace: Given<'_>,
-        pin: bool,
+        pin: Given<'_>,
     ) -> PyResult<PySequence> {
         let namespace = namespace::encode(py, &namespace)?;
+        let pin = pin.flag("pin", false)?;
         let tokens = Tokens::from_any(prompt)?;
         let handle = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit(tokens, &namespace, pin))?;
         Ok(PySequence::new(&self.shared, handle))
@@ -212,15 +212,16 @@ impl PyPager {
 
     /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits:
     /// waiting would be for ever.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn try_admit(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         namespace: Given<'_>,
-        pin: bool,
+        pin: Given<'_>,
     ) -> PyResult<Option<PySequence>> {
         let namespace = namespace::encode(py, &namespace)?;
+        let pin = pin.flag("pin", false)?;
         let tokens = Tokens::from_any(prompt)?;
         let handle =
             self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit(tokens, &namespace, pin)))?;
@@ -229,9 +230,15 @@ impl PyPager {
 
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for
     /// a prompt that can never fit. Raises TokenError and TokenTypeError as `admit` does.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
-    fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Given<'_>, pin: bool) -> PyResult<bool> {
-        let _ = pin;
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    fn can_admit(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        namespace: Given<'_>,
+        pin: Given<'_>,
+    ) -> PyResult<bool> {
+        pin.flag("pin", false)?;
         let namespace = namespace::encode(py, &namespace)?;
         let tokens = Tokens::from_any(prompt)?;
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
@@ -258,23 +265,22 @@ impl PyPager {
     /// target) block ids, in the order of asking. No block is both source and target, so they may run in any order.
     /// Carry them out before the kernel that writes to slots given since. The sources are held until this call.
     fn take_copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
-        let copies = self.shared.change(py, |pager| Ok(pager.take_copies()))?;
-        let array = PyArray2::<i32>::zeros(py, [copies.len(), 2], false);
-        if let Ok(mut writable) = array.try_readwrite() {
-            for (row, (source, target)) in copies.into_iter().enumerate() {
-                writable.as_array_mut()[[row, 0]] = source.cast_signed();
-                writable.as_array_mut()[[row, 1]] = target.cast_signed();
-            }
-        }
-        Ok(array)
+        let copies = self.shared.change(py, Pager::take_copies)?;
+        let shape = [copies.len(), 2];
+        // The ids stay where they are: none of this asks for memory.
+        let ids: Vec<i32> = copies.into_flattened().into_iter().map(BlockId::cast_signed).collect();
+        PyArray1::from_vec(py, ids).reshape(shape)
     }
 
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go
     /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's. ConfigError if
     /// it is too long. Cost: the same for every pool.
     #[pyo3(signature = (identity=None))]
-    fn reset(&self, py: Python<'_>, identity: Option<&Bound<'_, PyBytes>>) -> PyResult<()> {
-        let identity = identity.map(|identity| identity.as_bytes().to_vec());
+    fn reset(&self, py: Python<'_>, identity: Option<Given<'_>>) -> PyResult<()> {
+        let identity = match &identity {
+            Some(identity) => identity.bytes("identity")?.map(<[u8]>::to_vec),
+            None => None,
+        };
         self.shared.change(py, |pager| pager.reset(identity))
     }
 
@@ -321,14 +327,16 @@ impl PyPager {
     /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests:
     /// it is slow.
     fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.shared.read(py, |pager| Ok(check::check(pager)))
+        self.shared.read(py, check::check)
     }
 
     /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies
     /// and statistics. Independent of the seed: two pagers that got the same calls draw the same.
     #[pyo3(signature = (full=false))]
-    fn dump(&self, py: Python<'_>, full: bool) -> PyResult<String> {
-        self.shared.read(py, |pager| Ok(dump::dump(pager, full)))
+    fn dump<'py>(&self, py: Python<'py>, full: bool) -> PyResult<Bound<'py, PyString>> {
+        let text = self.shared.read(py, |pager| dump::dump(pager, full))?;
+        // Unlike `new`, this does not panic where there is no room for the text a second time.
+        PyString::from_bytes(py, text.as_bytes()).map_err(|_| errors::allocation_error(py))
     }
 }
 

@@ -9,8 +9,10 @@ use kvpager_core::memory::with_capacity;
 use numpy::PyArray1;
 use pyo3::exceptions::{PyResourceWarning, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
-use crate::arguments::Given;
+use crate::arguments::{Given, POSITION, wrong_type};
+use crate::errors::shown;
 use crate::namespace;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::{Tokens, token};
@@ -195,8 +197,8 @@ impl PySequence {
     /// len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks cannot be replaced; nothing
     /// was changed then.
     fn slots<'py>(&self, py: Python<'py>, start: Given<'py>, stop: Given<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let start = self.checked(py, "slots", start.position("start", 0))?;
-        let stop = self.checked(py, "slots", stop.position("stop", 0))?;
+        let start = self.checked(py, "slots", start.position("start", 0, POSITION))?;
+        let stop = self.checked(py, "slots", stop.position("stop", 0, POSITION))?;
         let slots = self.shared.change(py, |pager| pager.slots(self.handle, start, stop))?;
         Ok(PyArray1::from_vec(py, slots))
     }
@@ -208,8 +210,8 @@ impl PySequence {
         start: Given<'py>,
         stop: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
-        let start = self.checked(py, "slots", start.position("start", 0))?;
-        let stop = self.checked(py, "slots", stop.position("stop", 0))?;
+        let start = self.checked(py, "slots", start.position("start", 0, POSITION))?;
+        let stop = self.checked(py, "slots", stop.position("stop", 0, POSITION))?;
         let slots = self.shared.change(py, |pager| none_if_full(pager.slots(self.handle, start, stop)))?;
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
@@ -220,7 +222,7 @@ impl PySequence {
     /// `len(seq)`.
     #[pyo3(signature = (end=None))]
     fn commit(&self, py: Python<'_>, end: Option<Given<'_>>) -> PyResult<()> {
-        let end = self.checked(py, "commit", end.map(|end| end.position("end", 0)).transpose())?;
+        let end = self.checked(py, "commit", end.map(|end| end.position("end", 0, POSITION)).transpose())?;
         self.shared.change(py, |pager| pager.commit(self.handle, end))
     }
 
@@ -230,7 +232,7 @@ impl PySequence {
     /// each child.
     #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
     fn fork(&self, py: Python<'_>, n: Given<'_>) -> PyResult<Vec<Self>> {
-        let n = self.checked(py, "fork", n.position("n", 1))?;
+        let n = self.checked(py, "fork", n.position("n", 1, "1 to 65536"))?;
         let handles = self.shared.change(py, |pager| pager.fork(self.handle, n))?;
         Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
     }
@@ -238,7 +240,7 @@ impl PySequence {
     /// Keep the first `num_tokens` tokens (rejected drafts). ValueError unless 1 <= `num_tokens` <= len(seq). A
     /// published block that the cut goes through stays in the table, shared and partial: the next write copies it.
     fn truncate(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<()> {
-        let len = self.checked(py, "truncate", num_tokens.position("num_tokens", 0))?;
+        let len = self.checked(py, "truncate", num_tokens.position("num_tokens", 0, "1 to the sequence's length"))?;
         self.shared.change(py, |pager| pager.truncate(self.handle, len))
     }
 
@@ -264,16 +266,20 @@ impl PySequence {
 
     /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does
     /// nothing and is counted. reason: "finished" or "aborted".
-    #[pyo3(signature = (reason="finished"))]
-    fn release(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        let departure = match reason {
-            "finished" => Departure::Finished,
-            "aborted" => Departure::Aborted,
-            _ if self.released.load(Ordering::Relaxed) => Departure::Finished,
-            _ => {
-                let message = format!("reason must be \"finished\" or \"aborted\", not {reason:?}");
-                return Err(PyValueError::new_err(message));
-            }
+    #[pyo3(signature = (reason=Given::NOTHING), text_signature = "($self, reason='finished')")]
+    fn release(&self, py: Python<'_>, reason: Given<'_>) -> PyResult<()> {
+        let departure = match reason.get() {
+            None => Departure::Finished,
+            Some(_) if self.released.load(Ordering::Relaxed) => Departure::Finished,
+            Some(reason) => match reason.cast::<PyString>().map(|reason| reason.to_str().unwrap_or_default()) {
+                Ok("finished") => Departure::Finished,
+                Ok("aborted") => Departure::Aborted,
+                Ok(_) => {
+                    let message = format!("reason is {}; it must be \"finished\" or \"aborted\"", shown(reason)?);
+                    return Err(PyValueError::new_err(message));
+                }
+                Err(_) => return Err(wrong_type(reason, "reason", "a str")),
+            },
         };
         self.end(py, departure)
     }
