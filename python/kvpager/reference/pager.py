@@ -112,7 +112,7 @@ class Pager:
             return None
 
     def can_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> bool:
-        """Whether the same ``admit`` would succeed now. Changes nothing."""
+        """Whether the same ``admit`` would succeed now. Changes nothing: dropped handles stay, which admit releases."""
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
         record = Record(self._next_id, tokens, namespace, key, as_bool("pin", pin))
         try:

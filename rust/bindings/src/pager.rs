@@ -183,7 +183,8 @@ impl PyPager {
     /// Returns
     /// -------
     /// Sequence
-    ///     `num_cached` tokens are computed already; the others need `slots`, a kernel, and `commit`.
+    ///     `num_cached` tokens are computed already, whole blocks and never the last token; the others need `slots`, a
+    ///     kernel, and `commit`.
     ///
     /// Raises
     /// ------
@@ -230,6 +231,10 @@ impl PyPager {
 
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for
     /// a prompt that can never fit. Raises TokenError and TokenTypeError as `admit` does.
+    ///
+    /// True is a promise; False may be too careful: a peek does not release the handles that the garbage collector
+    /// took, as calls that change the pager do. So do not wait in a loop of `can_admit` alone: `try_admit` releases
+    /// them first, and then admits if it can.
     #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn can_admit(
         &self,
@@ -245,8 +250,8 @@ impl PyPager {
     }
 
     /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens` and `num_blocks`. A peek: no
-    /// recency, no statistic changes. Raises TokenError and TokenTypeError as `admit` does. Cost: comparing the
-    /// cached tokens.
+    /// recency, no statistic changes, no dropped handle is released. Raises TokenError and TokenTypeError as `admit`
+    /// does. Cost: comparing the cached tokens.
     #[pyo3(name = "r#match", signature = (prompt, *, namespace=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'')")]
     fn find<'py>(
         &self,

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{BlockId, Handle};
 use kvpager_core::memory::with_capacity;
+use kvpager_core::pager::FORK_MAX;
 use numpy::PyArray1;
 use pyo3::exceptions::{PyResourceWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::arguments::{Given, POSITION, wrong_type};
-use crate::errors::shown;
+use crate::errors::{shown, to_python};
 use crate::namespace;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::{Tokens, token};
@@ -76,7 +77,8 @@ impl PySequence {
         })
     }
 
-    /// Tokens found cached at admission: skip these in prefill. 0 while preempted.
+    /// Tokens found cached at admission: skip these in prefill. A multiple of `block_size`, and less than len(seq): the
+    /// last token is always computed. 0 while preempted.
     #[getter]
     fn num_cached(&self, py: Python<'_>) -> PyResult<usize> {
         self.position(py, "num_cached", |sequence| sequence.num_cached)
@@ -162,25 +164,28 @@ impl PySequence {
     /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is
     /// replaced first (see `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block
     /// is needed and there is none; nothing was changed then.
+    ///
+    /// Growth never raises NeverFits: a sequence that fills the whole pool gets OutOfBlocks for its next block even
+    /// when it is alone. Release it as aborted then; preempted and resumed, it would stand there again.
     fn append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<i64> {
         let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| pager.append(self.handle, token))
     }
 
-    /// As `append`, but None where that raises OutOfBlocks.
+    /// As `append`, but None where that raises OutOfBlocks. Compare with `is None`: slot 0 is a slot, and false.
     fn try_append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| none_if_full(pager.append(self.handle, token)))
     }
 
-    /// More tokens, all or nothing; returns their slots, int64 [len(tokens)]. Errors as `append`.
+    /// More tokens, all or nothing; returns their slots, int64 [len(tokens)]. Errors as `append`; no NeverFits either.
     fn extend<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let tokens = self.checked(py, "extend", Tokens::from_any(tokens))?;
         let slots = self.shared.change_with(py, &tokens, |pager, tokens| pager.extend(self.handle, tokens))?;
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// As `extend`, but None where that raises OutOfBlocks.
+    /// As `extend`, but None where that raises OutOfBlocks. Compare with `is None`: an array has no one truth value.
     fn try_extend<'py>(
         &self,
         py: Python<'py>,
@@ -203,7 +208,7 @@ impl PySequence {
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// As `slots`, but None where that raises OutOfBlocks.
+    /// As `slots`, but None where that raises OutOfBlocks. Compare with `is None`: an array has no one truth value.
     fn try_slots<'py>(
         &self,
         py: Python<'py>,
@@ -228,13 +233,16 @@ impl PySequence {
 
     /// n children that share every block: parallel samples, beams. Commit first: what is not committed is not copied
     /// on write, so that each child has to compute it again. Takes no block; the first write to a shared block
-    /// replaces it. Returns a list of Sequences. ValueError unless 1 <= n <= 65,536. Cost: the table's length for
-    /// each child.
+    /// replaces it. Returns a list of Sequences. ValueError unless 1 <= n <= 65,536 and, for more than one child,
+    /// n * len(seq) <= 2**28. Cost for each child: the length of the table and of the tokens that are not published.
     #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
     fn fork(&self, py: Python<'_>, n: Given<'_>) -> PyResult<Vec<Self>> {
         let n = self.checked(py, "fork", n.position("n", 1, "1 to 65536"))?;
+        // Asked for before there are children that nobody could name.
+        let mut children = with_capacity(n.min(FORK_MAX)).map_err(|error| to_python(py, error))?;
         let handles = self.shared.change(py, |pager| pager.fork(self.handle, n))?;
-        Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
+        children.extend(handles.into_iter().map(|handle| Self::new(&self.shared, handle)));
+        Ok(children)
     }
 
     /// Keep the first `num_tokens` tokens (rejected drafts). ValueError unless 1 <= `num_tokens` <= len(seq). A
@@ -245,7 +253,8 @@ impl PySequence {
     }
 
     /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them
-    /// again.
+    /// again. Slots that this sequence was given and has not committed are void from now on, those of the present
+    /// step included: their blocks may belong to another sequence at the next call, so no kernel may write to them.
     fn preempt(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |pager| pager.preempt(self.handle))
     }
@@ -265,7 +274,8 @@ impl PySequence {
     }
 
     /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does
-    /// nothing and is counted. reason: "finished" or "aborted".
+    /// nothing and is counted. reason: "finished" or "aborted", for the eviction policy to learn from; "lru" and
+    /// "slru" treat both alike. A `with` statement releases as finished, or as aborted if an exception leaves it.
     #[pyo3(signature = (reason=Given::NOTHING), text_signature = "($self, reason='finished')")]
     fn release(&self, py: Python<'_>, reason: Given<'_>) -> PyResult<()> {
         let departure = match reason.get() {

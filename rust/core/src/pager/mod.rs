@@ -34,6 +34,7 @@ pub use admit::PrefixMatch;
 pub use step::Counts;
 pub use step_end::Outcome;
 pub(crate) use admit::check_tokens;
+pub use life::FORK_MAX;
 
 /// A KV-cache pager.
 #[derive(Debug)]
