@@ -54,8 +54,8 @@ def as_tokens(tokens: object) -> list[int]:
     try:
         view = memoryview(tokens)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
-        # A range, a deque: whatever says that it is a sequence. Text says so, too.
-        if isinstance(tokens, abc.Sequence) and not isinstance(tokens, str):
+        # A range, a deque: whatever says that it is a sequence. So do text and a view that was released.
+        if isinstance(tokens, abc.Sequence) and not isinstance(tokens, (str, memoryview)):
             return as_tokens(tuple(tokens))
         kind = type(tokens).__name__
         raise TokenTypeError(f"tokens must be a sequence or a buffer of integers, not {kind}") from None

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
 use crate::arguments::is_bool;
-use crate::buffers::values;
+use crate::buffers::{each_int, values};
 use crate::errors::{allocation_error, shown, to_python, token_error, token_message, token_type_error};
 
 /// Tokens of one call.
@@ -28,9 +28,12 @@ impl Tokens {
     /// The tokens that an argument holds.
     pub fn from_any(tokens: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(list) = tokens.cast::<PyList>() {
-            // A tuple cannot change while an odd item's `__index__` runs, and lends its items without counting
-            // references: 2 ns a token less than reading the list itself.
-            return from_sequence(list.as_sequence());
+            // One of another type may have a mind of its own about its items.
+            return if list.is_exact_instance_of::<PyList>() {
+                from_list(list)
+            } else {
+                from_sequence(list.as_sequence())
+            };
         }
         if let Ok(tuple) = tokens.cast::<PyTuple>() {
             return from_tuple(tuple);
@@ -41,9 +44,10 @@ impl Tokens {
         if let Ok(buffer) = buffer {
             return from_buffer(tokens, buffer);
         }
-        // A range, a deque: whatever says that it is a sequence. Text says so, too.
+        // A range, a deque: whatever says that it is a sequence. So do text and a view that was released.
         if let Ok(sequence) = tokens.cast::<PySequence>()
             && !tokens.is_instance_of::<PyString>()
+            && !tokens.is_instance_of::<PyMemoryView>()
         {
             return from_sequence(sequence);
         }
@@ -71,6 +75,17 @@ impl Tokens {
             Self::Signed(buffer) => bytemuck::cast_slice(values(buffer, py).unwrap_or_default()),
         }
     }
+}
+
+fn from_list(list: &Bound<'_, PyList>) -> PyResult<Tokens> {
+    let mut tokens = with_capacity(list.len()).map_err(|error| to_python(list.py(), error))?;
+    let are_plain = each_int(list, |value| {
+        let token = Token::try_from(value).ok().filter(|&token| token < TOKEN_END);
+        tokens.extend(token);
+        token.is_some()
+    });
+    // What is odd in it is found, or converted, in a tuple: that cannot change while an item's `__index__` runs.
+    if are_plain { Ok(Tokens::Owned(tokens)) } else { from_sequence(list.as_sequence()) }
 }
 
 fn from_sequence(sequence: &Bound<'_, PySequence>) -> PyResult<Tokens> {
