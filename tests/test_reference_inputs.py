@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import ctypes
+import gc
 
 import numpy as np
 import pytest
@@ -432,3 +433,47 @@ def test_the_watermarks_share_of_what_was_needed_is_named(implementation):
         pager.admit([2] * 36)
     assert (refused.value.needed, refused.value.reserve) == (9, 0), "without any reserve it would not fit either"
     running.release()
+
+
+REFUSED = {
+    "admit": lambda pager, sequence: pager.admit([1.5]),
+    "try_admit": lambda pager, sequence: pager.try_admit([1], namespace="text"),
+    "admit of an array": lambda pager, sequence: pager.admit(np.array([-1], np.int32)),
+    "admit with a pin": lambda pager, sequence: pager.admit([1], pin=1),
+    "forget": lambda pager, sequence: pager.forget([1.5]),
+    "reset": lambda pager, sequence: pager.reset("text"),
+    "append": lambda pager, sequence: sequence.append(-1),
+    "extend": lambda pager, sequence: sequence.extend([-1]),
+    "slots": lambda pager, sequence: sequence.slots(-1, 6),
+    "commit": lambda pager, sequence: sequence.commit(-1),
+    "fork": lambda pager, sequence: sequence.fork(-1),
+    "truncate": lambda pager, sequence: sequence.truncate(-1),
+    "resume": lambda pager, sequence: sequence.resume(),
+    "release": lambda pager, sequence: sequence.release("bored"),
+    "release, of a number": lambda pager, sequence: sequence.release(5),
+}
+
+
+@pytest.mark.filterwarnings(r"ignore:sequence \d+ was dropped:ResourceWarning")
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refused_call_has_released_the_dropped_handles(implementation, what):
+    pager, sequence = used(implementation)
+    dropped = pager.admit([7] * 9)
+    free = pager.num_free_blocks
+    del dropped
+    gc.collect()
+    for peek in (pager.match, pager.can_admit):
+        with refuses(kvpager.TokenError):
+            peek([-1])
+    assert (pager.stats().dropped_handles, pager.num_free_blocks) == (0, free)
+    with refuses((ValueError, TypeError)):
+        REFUSED[what](pager, sequence)
+    assert (pager.stats().dropped_handles, pager.num_free_blocks) == (1, free + 3)
+
+
+def test_a_released_handle_is_asked_for_no_reason(implementation):
+    pager, sequence = used(implementation)
+    sequence.release()
+    for reason in ("bored", 5, None):
+        sequence.release(reason)
+    assert pager.stats().noop_calls == 3

@@ -204,9 +204,7 @@ impl PyPager {
         namespace: Given<'_>,
         pin: Given<'_>,
     ) -> PyResult<PySequence> {
-        let namespace = namespace::encode(py, &namespace)?;
-        let pin = pin.flag("pin", false)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
         let handle = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit(tokens, &namespace, pin))?;
         Ok(PySequence::new(&self.shared, handle))
     }
@@ -221,9 +219,7 @@ impl PyPager {
         namespace: Given<'_>,
         pin: Given<'_>,
     ) -> PyResult<Option<PySequence>> {
-        let namespace = namespace::encode(py, &namespace)?;
-        let pin = pin.flag("pin", false)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
         let handle =
             self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit(tokens, &namespace, pin)))?;
         Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
@@ -243,9 +239,7 @@ impl PyPager {
         namespace: Given<'_>,
         pin: Given<'_>,
     ) -> PyResult<bool> {
-        pin.flag("pin", false)?;
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, _) = request(py, prompt, &namespace, &pin)?;
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
@@ -260,8 +254,7 @@ impl PyPager {
         namespace: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, _) = request(py, prompt, &namespace, &Given::NOTHING)?;
         let found = self.shared.read_with(py, &tokens, |pager, tokens| pager.find_prefix(tokens, &namespace))?;
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
@@ -282,10 +275,8 @@ impl PyPager {
     /// it is too long. Cost: the same for every pool.
     #[pyo3(signature = (identity=None))]
     fn reset(&self, py: Python<'_>, identity: Option<Given<'_>>) -> PyResult<()> {
-        let identity = match &identity {
-            Some(identity) => identity.bytes("identity")?.map(<[u8]>::to_vec),
-            None => None,
-        };
+        let identity = identity.as_ref().map(|identity| identity.bytes("identity")).transpose();
+        let identity = self.shared.arguments(py, identity)?.flatten().map(<[u8]>::to_vec);
         self.shared.change(py, |pager| pager.reset(identity))
     }
 
@@ -294,8 +285,7 @@ impl PyPager {
     /// ValueError unless `tokens` are a whole number of blocks, at least one. Cost: what is dropped.
     #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
     fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(tokens)?;
+        let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
         self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
     }
 
@@ -353,6 +343,18 @@ impl PyPager {
     pub fn hold_lock_for_tests(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         self.shared.hold_for_tests(py, std::time::Duration::try_from_secs_f64(seconds.min(60.0)).unwrap_or_default())
     }
+}
+
+/// What a call says of a prompt: its tokens, its namespace, and whether it is only held.
+fn request(
+    py: Python<'_>,
+    tokens: &Bound<'_, PyAny>,
+    namespace: &Given<'_>,
+    pin: &Given<'_>,
+) -> PyResult<(Tokens, Vec<u8>, bool)> {
+    let namespace = namespace::encode(py, namespace)?;
+    let pin = pin.flag("pin", false)?;
+    Ok((Tokens::from_any(tokens)?, namespace, pin))
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {

@@ -38,7 +38,7 @@ impl PySequence {
     /// An argument, or what is wrong with it; but first comes whether the sequence allows the call at all.
     fn checked<T>(&self, py: Python<'_>, call: &'static str, argument: PyResult<T>) -> PyResult<T> {
         argument.or_else(|error| {
-            self.shared.read(py, |pager| pager.running(self.handle, call).map(|_| ()))?;
+            self.shared.change(py, |pager| pager.running(self.handle, call).map(|_| ()))?;
             Err(error)
         })
     }
@@ -49,6 +49,22 @@ impl PySequence {
             self.released.store(true, Ordering::Relaxed);
             Ok(())
         })
+    }
+
+    /// How a release's `reason` names it. Once the sequence is released, nothing is asked any more.
+    fn departure(&self, reason: &Given<'_>) -> PyResult<Departure> {
+        let Some(reason) = reason.get().filter(|_| !self.released.load(Ordering::Relaxed)) else {
+            return Ok(Departure::Finished);
+        };
+        let Ok(name) = reason.cast::<PyString>() else { return Err(wrong_type(reason, "reason", "a str")) };
+        match name.to_str() {
+            Ok("finished") => Ok(Departure::Finished),
+            Ok("aborted") => Ok(Departure::Aborted),
+            _ => {
+                let message = format!("reason is {}; it must be \"finished\" or \"aborted\"", shown(reason)?);
+                Err(PyValueError::new_err(message))
+            }
+        }
     }
 
     fn position(
@@ -278,19 +294,7 @@ impl PySequence {
     /// "slru" treat both alike. A `with` statement releases as finished, or as aborted if an exception leaves it.
     #[pyo3(signature = (reason=Given::NOTHING), text_signature = "($self, reason='finished')")]
     fn release(&self, py: Python<'_>, reason: Given<'_>) -> PyResult<()> {
-        let departure = match reason.get() {
-            None => Departure::Finished,
-            Some(_) if self.released.load(Ordering::Relaxed) => Departure::Finished,
-            Some(reason) => match reason.cast::<PyString>().map(|reason| reason.to_str().unwrap_or_default()) {
-                Ok("finished") => Departure::Finished,
-                Ok("aborted") => Departure::Aborted,
-                Ok(_) => {
-                    let message = format!("reason is {}; it must be \"finished\" or \"aborted\"", shown(reason)?);
-                    return Err(PyValueError::new_err(message));
-                }
-                Err(_) => return Err(wrong_type(reason, "reason", "a str")),
-            },
-        };
+        let departure = self.shared.arguments(py, self.departure(&reason))?;
         self.end(py, departure)
     }
 

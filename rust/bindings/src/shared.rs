@@ -72,6 +72,15 @@ impl Shared {
         })
     }
 
+    /// The arguments of a call that may change the pager. One that they keep from being made still releases the handles
+    /// that were dropped before it.
+    pub fn arguments<T>(&self, py: Python<'_>, arguments: PyResult<T>) -> PyResult<T> {
+        arguments.or_else(|error| {
+            self.change(py, |_| Ok(()))?;
+            Err(error)
+        })
+    }
+
     /// `change` with tokens: an error names them as the caller gave them.
     pub fn change_with<R>(
         &self,
