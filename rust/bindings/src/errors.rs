@@ -21,9 +21,10 @@ fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallAr
 /// The exception for a refused call of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     match error {
-        Error::OutOfBlocks { needed, free, evictable, total, reserve } => {
-            raise(py, "OutOfBlocks", (needed, free, evictable, total, PyTuple::empty(py), reserve))
-        }
+        Error::OutOfBlocks { needed, free, evictable, total, rows, reserve } => PyTuple::new(py, &rows).map_or_else(
+            |error| error,
+            |rows| raise(py, "OutOfBlocks", (needed, free, evictable, total, rows, reserve)),
+        ),
         Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
         Error::Token { position, value } => {
@@ -33,6 +34,7 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
         Error::EmptyPrompt => raise(py, "TokenError", ("the prompt is empty: it needs at least one token",)),
         Error::Config(message) => config_error(py, message),
         Error::Value(message) => PyValueError::new_err(message),
+        Error::Step(message) => raise(py, "StepError", (message,)),
         Error::Memory => allocation_error(py),
     }
 }

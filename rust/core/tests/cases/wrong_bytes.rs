@@ -119,7 +119,7 @@ fn w9_what_is_indexed_is_never_written_again() {
     let handle = start(&mut pager, &prompt(1, 9));
     let refusal = pager.slots(handle, 0, 8).unwrap_err();
     assert!(
-        matches!(&refusal, Error::Value(message) if message.contains("committed positions are never written again"))
+        matches!(&refusal, Error::Value(message) if message.contains("what is committed, or given to a step, is not given again"))
     );
 
     // The last token of a prompt is computed again, so its block is never one of the index's.

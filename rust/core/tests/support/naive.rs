@@ -208,7 +208,14 @@ impl Naive {
             return Ok(());
         }
         self.counters.refused_calls += 1;
-        Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, reserve: 0 })
+        Err(Error::OutOfBlocks {
+            needed,
+            free,
+            evictable,
+            total: self.config.num_blocks,
+            rows: Box::default(),
+            reserve: 0,
+        })
     }
 
     // ---- index -----------------------------------------------------------------------------------------------------
@@ -286,7 +293,14 @@ impl Naive {
         for reserve in [0, reserve] {
             let needed = needed + reserve;
             if needed > free + evictable {
-                return Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, reserve });
+                return Err(Error::OutOfBlocks {
+                    needed,
+                    free,
+                    evictable,
+                    total: self.config.num_blocks,
+                    rows: Box::default(),
+                    reserve,
+                });
             }
         }
         Ok(path)
