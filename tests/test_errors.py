@@ -12,6 +12,7 @@ import kvpager
 EVERY = [
     (kvpager.OutOfBlocks(5, 2, 1, 12), {"needed": 5, "free": 2, "evictable": 1, "total": 12, "rows": ()}, RuntimeError),
     (kvpager.OutOfBlocks(5, 2, 1, 12, (0, 3)), {"needed": 5, "rows": (0, 3)}, RuntimeError),
+    (kvpager.OutOfBlocks(5, 2, 1, 12, reserve=3), {"needed": 5, "rows": (), "reserve": 3}, RuntimeError),
     (kvpager.NeverFits(13, 12), {"needed": 13, "usable": 12}, ValueError),
     (
         kvpager.StaleHandle(7, "released", "append"),
@@ -64,6 +65,10 @@ def test_the_message_is_one_line(error, attributes, builtin):
 def test_the_message_names_the_numbers_and_the_way_out():
     assert str(kvpager.OutOfBlocks(5, 2, 1, 12, (0, 3))) == (
         "needed 5 blocks for rows 0, 3, but 2 are free and 1 evictable of 12:"
+        " release or preempt a sequence, then try again"
+    )
+    assert str(kvpager.OutOfBlocks(5, 2, 1, 12, reserve=3)) == (
+        "needed 5 blocks (3 of them the watermark's reserve), but 2 are free and 1 evictable of 12:"
         " release or preempt a sequence, then try again"
     )
     assert str(kvpager.NeverFits(13, 12)) == (

@@ -303,32 +303,6 @@ def both(call: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
     return answers[0]
 
 
-# Where the two still differ, and how. A mark disappears with its reason.
-DISPUTED = {
-    ("token", "longer than Python prints"): "the reference cannot word its TokenError: a bare ValueError",
-    ("token", "numpy text"): "the reference's error carries numpy's text, the core's plain text",
-    ("token", "shy"): "the reference lets the error of a repr out",
-    ("position", "True"): "the reference takes a bool for a position",
-    ("argument", "numpy bool"): "the core takes numpy's bool for a pin",
-    ("num_blocks", "longer than Python prints"): "the reference cannot word its ConfigError: a bare ValueError",
-    ("block_size", "longer than Python prints"): "the reference cannot word its ConfigError: a bare ValueError",
-    ("seed", "longer than Python prints"): "the reference cannot word its ConfigError: a bare ValueError",
-    ("watermark", "longer than Python prints"): "OverflowError from both, where ConfigError is documented",
-    ("watermark", "True"): "the core takes True for the watermark 1.0",
-    ("null_block", "numpy bool"): "the core takes numpy's bool for a setting",
-    ("prefix_cache", "numpy bool"): "the core takes numpy's bool for a setting",
-    ("policy", "lone surrogate"): "UnicodeEncodeError from the core, ConfigError from the reference",
-}
-
-
-def disputed(what: str) -> list[Any]:
-    """The items as parameters, those with an open question marked."""
-    return [
-        pytest.param(kind, marks=[pytest.mark.xfail(reason=DISPUTED[what, kind])] if (what, kind) in DISPUTED else [])
-        for kind in ITEMS
-    ]
-
-
 CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "admit": lambda pager, sequence, tokens: pager.admit(tokens),
     "try_admit": lambda pager, sequence, tokens: pager.try_admit(tokens),
@@ -346,7 +320,7 @@ def test_tokens_of_every_kind(kind, call):
     both(lambda pager, sequence: CALLS[call](pager, sequence, TOKENS[kind]()))
 
 
-@pytest.mark.parametrize("kind", disputed("token"))
+@pytest.mark.parametrize("kind", ITEMS)
 def test_items_of_every_kind(kind):
     """In a list behind good tokens, in a tuple before a bad one, alone in ``append``, and in an array of objects."""
     for call in CALLS.values():
@@ -356,7 +330,7 @@ def test_items_of_every_kind(kind):
     both(lambda pager, sequence: sequence.try_append(ITEMS[kind]()))
 
 
-@pytest.mark.parametrize("kind", disputed("position"))
+@pytest.mark.parametrize("kind", ITEMS)
 def test_positions_of_every_kind(kind):
     """``10**5000`` and ``True`` are as little a position as ``None`` is."""
     both(lambda pager, sequence: sequence.commit(ITEMS[kind]()))
@@ -383,7 +357,7 @@ def test_namespaces_of_every_kind(kind):
     both(lambda pager, sequence: pager.forget([1, 2, 3, 4], namespace=NAMESPACES[kind]()))
 
 
-@pytest.mark.parametrize("kind", disputed("argument"))
+@pytest.mark.parametrize("kind", ITEMS)
 def test_other_arguments_of_every_kind(kind):
     for call in ("admit", "try_admit", "can_admit"):
         both(lambda pager, sequence, call=call: getattr(pager, call)([1, 2], pin=ITEMS[kind]()))
@@ -401,10 +375,8 @@ def built(kind: Any, chosen: dict[str, Any]) -> tuple[Any, ...]:
     return "pager", pager.dump(full=True) if pager.num_blocks < 10_000 else pager.num_blocks, read
 
 
-@pytest.mark.parametrize(
-    ("setting", "kind"),
-    [pytest.param(setting, *param.values, marks=param.marks) for setting in SETTINGS for param in disputed(setting)],
-)
+@pytest.mark.parametrize("kind", ITEMS)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_of_every_kind(setting, kind):
     if (setting, kind) == ("num_blocks", "2^31 - 1"):
         # The reference would build lists of so many blocks. test_interrupts.py builds such a pool.
@@ -450,9 +422,7 @@ ANYTHING = st.recursive(
     | st.floats()
     | st.text(max_size=3)
     | st.binary(max_size=3)
-    | st.sampled_from(sorted(kind for kind in ITEMS if ("token", kind) not in DISPUTED)).map(
-        lambda kind: ITEMS[kind]()
-    ),
+    | st.sampled_from(sorted(ITEMS)).map(lambda kind: ITEMS[kind]()),
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner),
     max_leaves=4,
 )

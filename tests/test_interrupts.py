@@ -348,6 +348,24 @@ def refused(call, megabytes):
         unlimit()
     return False
 
+def interleaved():
+    # Two tables of 2^19 blocks of which no two are neighbours: their drawing and recount take megabytes.
+    block = np.ones(16, np.int32)
+    held = [pager.admit(block), pager.admit(block)]
+    for _ in range(2**19 - 1):
+        for sequence in held:
+            sequence.extend(block)
+    return held
+
+def copied():
+    # 2^19 children that each wrote to the block they shared.
+    parent = pager.admit([1, 2])
+    parent.commit()
+    held = [child for _ in range(8) for child in parent.fork(65_536)]
+    for sequence in held:
+        sequence.append(3)
+    return parent, held
+
 n = 2**24
 pager = kvpager.Pager(2**21, 16)
 """
@@ -363,8 +381,11 @@ HUNGRY = {
     "slots": ("held = pager.admit(np.ones(n, np.int32))", "", "held.slots(0, n)"),
     "tokens": ("held = pager.admit(np.ones(n, np.int32))", "", "held.tokens"),
     "block_ids": ("held = pager.admit(np.ones(n, np.int32))", "", "held.block_ids"),
-    "fork": ("held = pager.admit(np.ones(n, np.int32))", "", "held.fork(20)"),
+    "fork": ("held = pager.admit(np.ones(n, np.int32))", "", "held.fork(16)"),
     "resume": ("held = pager.admit(np.ones(n, np.int32)); held.commit(); held.preempt()", "", "held.resume()"),
+    "dump": ("held = interleaved()", "", "pager.dump(full=True)"),
+    "check": ("held = interleaved()", "", "pager.check()"),
+    "take_copies": ("held = copied()", "", "pager.take_copies()"),
 }
 
 

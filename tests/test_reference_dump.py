@@ -139,6 +139,6 @@ def test_the_repr_shows_how_to_build_it_again(implementation):
     pager = implementation(12, 4, policy="slru", watermark=0.5, identity=b"m", seed=7, null_block=True)
     text = repr(pager)
     assert text.endswith(
-        "Pager(num_blocks=12, block_size=4, policy='slru', watermark=0.5, identity=b'm', seed=7,"
+        "Pager(num_blocks=12, block_size=4, policy='slru', watermark=0.5, identity=b'm',"
         " null_block=True, prefix_cache=True)"
     )

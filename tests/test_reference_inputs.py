@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import collections
 import ctypes
+import gc
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ ACCEPTED = {
     "strided memoryview": memoryview(array.array("q", [value for value in VALUES for _ in range(3)]))[::3],
     "bytes": bytes(VALUES),
     "bytearray": bytearray(VALUES),
+    "another sequence": collections.UserList(VALUES),
     "ctypes": (ctypes.c_int32 * len(VALUES))(*VALUES),
 }
 
@@ -81,7 +84,6 @@ WRONG_TYPE = {
     "text": ("123", None, None),
     "number": (5, None, None),
     "nothing": (None, None, None),
-    "range": (range(5), None, None),
     "generator": ((token for token in [1, 2]), None, None),
     "set": ({1, 2}, None, None),
     "float array": (np.array([1.0, 2.0]), None, None),
@@ -341,3 +343,137 @@ def test_options_are_named(implementation):
     pager = implementation(8, 4)
     with refuses(TypeError):
         pager.admit([1], b"tenant")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_range_is_a_sequence_of_tokens_and_text_is_none(implementation, call):
+    pager, sequence = used(implementation)
+    other, twin = used(implementation)
+    first = CALLS[call](pager, sequence, range(1, 5))
+    second = CALLS[call](other, twin, [1, 2, 3, 4])
+    assert pager.dump(full=True) == other.dump(full=True)
+    assert type(first) is type(second)
+    for text in ("", "12"):
+        with nothing_changes(pager), refuses(kvpager.TokenTypeError):
+            CALLS[call](pager, sequence, text)
+
+
+class Interrupted:
+    """Ctrl-C falls into the making of an error's message."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+INTERRUPTED = {
+    "an item": lambda pager, sequence: pager.admit([1, Interrupted()]),
+    "a token": lambda pager, sequence: sequence.append(Interrupted()),
+    "a namespace": lambda pager, sequence: pager.admit([1], namespace=(Interrupted(),)),
+}
+
+
+@pytest.mark.parametrize("what", INTERRUPTED)
+def test_an_interrupt_while_an_error_is_worded_is_not_lost(implementation, what):
+    pager, sequence = used(implementation)
+    with nothing_changes(pager), pytest.raises(KeyboardInterrupt):
+        INTERRUPTED[what](pager, sequence)
+
+
+MESSAGES = {
+    "blocks": (lambda pager, sequence: type(pager)(0), "num_blocks is 0; it must be 1 to 2147483647"),
+    "no blocks": (lambda pager, sequence: type(pager)(-1), "num_blocks is -1; it must be 1 to 2147483647"),
+    "too many": (lambda pager, sequence: type(pager)(2**70), f"num_blocks is {2**70}; it must be 1 to 2147483647"),
+    "block size": (lambda pager, sequence: type(pager)(8, 1025), "block_size is 1025; it must be 1 to 1024"),
+    "watermark": (lambda pager, sequence: type(pager)(8, watermark=1.5), "watermark is 1.5; it must be 0 to 1"),
+    "bool": (lambda pager, sequence: type(pager)(8, watermark=True), "watermark must be a number, not bool"),
+    "policy": (lambda pager, sequence: type(pager)(8, policy="x" * 999), "policy is 'xxx"),
+    "seed": (lambda pager, sequence: type(pager)(8, seed=-1), "seed is -1; it must be 0 to 18446744073709551615"),
+    "identity": (lambda pager, sequence: pager.reset("text"), "identity must be bytes, not str"),
+    "flag": (lambda pager, sequence: pager.admit([1], pin=1), "pin must be a bool, not int"),
+    "start": (lambda pager, sequence: sequence.slots(-1, 6), "start is -1; it must be a position"),
+    "stop": (lambda pager, sequence: sequence.slots(5, -1), "stop is -1; it must be a position"),
+    "range": (lambda pager, sequence: sequence.slots(4, 9), "start is 4 and stop is 9; it must hold that 5 (num_comm"),
+    "end": (lambda pager, sequence: sequence.commit(-1), "end is -1; it must be a position"),
+    "end past it": (lambda pager, sequence: sequence.commit(7), "end is 7; it must be a position, 6 at most"),
+    "children": (lambda pager, sequence: sequence.fork(0), "n is 0; it must be 1 to 65536"),
+    "negative": (lambda pager, sequence: sequence.fork(-1), "n is -1; it must be 1 to 65536"),
+    "cut": (lambda pager, sequence: sequence.truncate(7), "num_tokens is 7; it must be 1 to 6, the sequence's length"),
+    "reason": (lambda pager, sequence: sequence.release("bored"), "reason is 'bored'; it must be "),
+    "flat pair": (lambda pager, sequence: pager.admit([1], namespace=("a", b"b")), '(("tenant", b"a"),)'),
+    "too long to print": (lambda pager, sequence: pager.admit([10**5000]), "not a value of type int that has no repr"),
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_a_message_names_the_argument_its_value_and_its_limits(implementation, what):
+    pager, sequence = used(implementation)
+    call, words = MESSAGES[what]
+    with nothing_changes(pager), refuses((ValueError, TypeError)) as refused:
+        call(pager, sequence)
+    assert words in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_fork_is_bounded_by_what_its_children_copy(implementation):
+    """65,536 children of a long prompt would copy gigabytes while every other call waits (rules.md 3.6)."""
+    pager = implementation(16, 1024)
+    sequence = pager.admit(np.ones(2**14, np.int32))
+    with nothing_changes(pager), refuses(ValueError, match="1 to 16384 "):
+        sequence.fork(2**14 + 1)
+    assert len(sequence.fork(3)) == 3
+
+
+def test_the_watermarks_share_of_what_was_needed_is_named(implementation):
+    pager = implementation(10, 4, watermark=0.5)
+    running = pager.admit([1] * 8)
+    with nothing_changes(pager), refuses(kvpager.OutOfBlocks, match="5 of them the watermark's reserve") as refused:
+        pager.admit([2] * 16)
+    assert (refused.value.needed, refused.value.reserve) == (9, 5)
+    with refuses(kvpager.OutOfBlocks) as refused:
+        pager.admit([2] * 36)
+    assert (refused.value.needed, refused.value.reserve) == (9, 0), "without any reserve it would not fit either"
+    running.release()
+
+
+REFUSED = {
+    "admit": lambda pager, sequence: pager.admit([1.5]),
+    "try_admit": lambda pager, sequence: pager.try_admit([1], namespace="text"),
+    "admit of an array": lambda pager, sequence: pager.admit(np.array([-1], np.int32)),
+    "admit with a pin": lambda pager, sequence: pager.admit([1], pin=1),
+    "forget": lambda pager, sequence: pager.forget([1.5]),
+    "reset": lambda pager, sequence: pager.reset("text"),
+    "append": lambda pager, sequence: sequence.append(-1),
+    "extend": lambda pager, sequence: sequence.extend([-1]),
+    "slots": lambda pager, sequence: sequence.slots(-1, 6),
+    "commit": lambda pager, sequence: sequence.commit(-1),
+    "fork": lambda pager, sequence: sequence.fork(-1),
+    "truncate": lambda pager, sequence: sequence.truncate(-1),
+    "resume": lambda pager, sequence: sequence.resume(),
+    "release": lambda pager, sequence: sequence.release("bored"),
+    "release, of a number": lambda pager, sequence: sequence.release(5),
+}
+
+
+@pytest.mark.filterwarnings(r"ignore:sequence \d+ was dropped:ResourceWarning")
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refused_call_has_released_the_dropped_handles(implementation, what):
+    pager, sequence = used(implementation)
+    dropped = pager.admit([7] * 9)
+    free = pager.num_free_blocks
+    del dropped
+    gc.collect()
+    for peek in (pager.match, pager.can_admit):
+        with refuses(kvpager.TokenError):
+            peek([-1])
+    assert (pager.stats().dropped_handles, pager.num_free_blocks) == (0, free)
+    with refuses((ValueError, TypeError)):
+        REFUSED[what](pager, sequence)
+    assert (pager.stats().dropped_handles, pager.num_free_blocks) == (1, free + 3)
+
+
+def test_a_released_handle_is_asked_for_no_reason(implementation):
+    pager, sequence = used(implementation)
+    sequence.release()
+    for reason in ("bored", 5, None):
+        sequence.release(reason)
+    assert pager.stats().noop_calls == 3

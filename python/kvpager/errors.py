@@ -31,21 +31,29 @@ class KvPagerError(Exception):
 
 
 class OutOfBlocks(KvPagerError, RuntimeError):
-    """The call needs more blocks than are free or evictable now. Nothing was changed."""
+    """The call needs more blocks than are free or evictable now. Nothing was changed.
 
-    def __init__(self, needed: int, free: int, evictable: int, total: int, rows: tuple[int, ...] = ()) -> None:
+    ``reserve`` is the part of ``needed`` that an admission must leave for the running sequences, where the watermark
+    refused it; else 0.
+    """
+
+    def __init__(
+        self, needed: int, free: int, evictable: int, total: int, rows: tuple[int, ...] = (), reserve: int = 0
+    ) -> None:
         rows = tuple(rows)
-        super().__init__(needed, free, evictable, total, rows)
+        super().__init__(needed, free, evictable, total, rows, reserve)
         self.needed = needed
         self.free = free
         self.evictable = evictable
         self.total = total
         self.rows = rows
+        self.reserve = reserve
 
     def __str__(self) -> str:
         where = f" for rows {', '.join(map(str, self.rows))}" if self.rows else ""
+        reserve = f" ({self.reserve} of them the watermark's reserve)" if self.reserve else ""
         return (
-            f"needed {self.needed} blocks{where}, but {self.free} are free and {self.evictable} evictable"
+            f"needed {self.needed} blocks{where}{reserve}, but {self.free} are free and {self.evictable} evictable"
             f" of {self.total}: release or preempt a sequence, then try again"
         )
 

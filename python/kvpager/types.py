@@ -13,7 +13,9 @@ import numpy.typing as npt
 __all__ = ["Namespace", "PrefixMatch", "Stats", "Tokens"]
 
 Tokens: TypeAlias = abc.Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
-"""Token values: a list, a tuple, or any one-dimensional buffer of integers. Values are 0..2^31-1."""
+"""Token values, 0 to 2^31-1: any sequence (a list, a tuple, a range), or any one-dimensional buffer of integers.
+
+An int32 or uint32 array in one piece is the fastest: it is read in place."""
 
 Namespace: TypeAlias = bytes | tuple[tuple[str, bytes], ...]
 """Who may share with whom: bytes, or (kind, value) pairs such as ``(("tenant", b"a"), ("lora", b"7"))``."""
@@ -23,57 +25,66 @@ class PrefixMatch(NamedTuple):
     """What an admit of the same prompt would hit now."""
 
     num_tokens: int
-    """Tokens that are found in the pool."""
+    """Tokens that are found in the pool: a multiple of ``block_size``, and less than the prompt's length."""
     num_blocks: int
     """Blocks that hold them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One moment of a pager: blocks by state, sequences by state, and counters that only grow."""
+    """One moment of a pager: blocks by state, sequences by state, and counters that only grow.
+
+    Blocks now:
+
+    - ``total_blocks``: blocks of the pool, free + cached + active + reserved.
+    - ``free_blocks``: blocks without content.
+    - ``cached_blocks``: blocks that nobody holds and that can still be hit.
+    - ``active_blocks``: blocks that a sequence or a queued copy holds.
+    - ``reserved_blocks``: 1 with a null block, else 0.
+    - ``evictable_blocks``: blocks that eviction could free now, in one tier all that are cached.
+
+    Sequences now:
+
+    - ``running_sequences``: those that hold their blocks, ``pin=True`` ones included.
+    - ``preempted_sequences``: those that wait to be resumed.
+
+    Counters since construction:
+
+    - ``clock_ticks``: successful releases, the only clock of the pager.
+    - ``admitted_sequences``: successful admits; resumes and forks are none.
+    - ``queried_tokens``, ``hit_tokens``: lengths of the admitted prompts, and how much of them was found in the pool.
+    - ``evicted_blocks``: cached blocks that gave up their content for a frame.
+    - ``evicted_idle_ticks``: sum of their ages since the last holder left.
+    - ``evicted_hits``: sum of the hits they had while they were indexed.
+    - ``copies``: block copies handed out by ``take_copies``.
+    - ``preemptions``: successful preempts.
+    - ``recomputed_tokens``: tokens that were committed before a preempt and not found again at the resume.
+    - ``dropped_handles``: live handles that the garbage collector took; the pager released them.
+    - ``refused_calls``: calls answered with OutOfBlocks or NeverFits, or with None in their place.
+    - ``noop_calls``: releases of handles that were released already.
+    """
 
     total_blocks: int
-    """Blocks of the pool: free + cached + active + reserved."""
     free_blocks: int
-    """Blocks without content."""
     cached_blocks: int
-    """Blocks that nobody holds and that can still be hit."""
     active_blocks: int
-    """Blocks that a sequence or a queued copy holds."""
     reserved_blocks: int
-    """1 with a null block, else 0."""
     evictable_blocks: int
-    """Blocks that eviction could free now."""
     running_sequences: int
-    """Sequences that hold their blocks."""
     preempted_sequences: int
-    """Sequences that wait to be resumed."""
     clock_ticks: int
-    """Successful releases: the only clock of the pager."""
     admitted_sequences: int
-    """Successful admits; resumes and forks are none."""
     queried_tokens: int
-    """Lengths of the admitted prompts."""
     hit_tokens: int
-    """Tokens of the admitted prompts that were found in the pool."""
     evicted_blocks: int
-    """Cached blocks that gave up their content for a frame."""
     evicted_idle_ticks: int
-    """Sum of their ages since the last holder left."""
     evicted_hits: int
-    """Sum of the hits they had while they were indexed."""
     copies: int
-    """Block copies handed out by ``take_copies``."""
     preemptions: int
-    """Successful preempts."""
     recomputed_tokens: int
-    """Tokens that were committed before a preempt and not found again at the resume."""
     dropped_handles: int
-    """Live handles that the garbage collector took; the pager released them."""
     refused_calls: int
-    """Calls answered with OutOfBlocks or NeverFits, or with None in their place."""
     noop_calls: int
-    """Releases of handles that were released already."""
 
     @property
     def hit_rate(self) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import sys
+from collections import abc
 from typing import Any
 
 import numpy as np
@@ -19,32 +21,44 @@ _KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _SWAPPED = (">", "!") if sys.byteorder == "little" else ("<",)
 
 
+def shown(value: object) -> str:
+    """A value as a message shows it: not all of a long one, and something of one that has no repr."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:
+        # An integer longer than Python prints, say.
+        return f"a value of type {type(value).__name__} that has no repr"
+
+
 def as_token(value: object, position: int | None = None, name: str = "token", low: int = 0) -> int:
     """One token, or another number of its range, as an int."""
     if type(value) is int and low <= value <= TOKEN_MAX:
         return value
     where = "" if position is None else f" at position {position}"
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TokenTypeError(f"{name}{where} must be an integer, not {value!r:.80}", position, _plain(value))
+        raise TokenTypeError(f"{name}{where} must be an integer, not {shown(value)}", position, _plain(value))
     try:
         token = operator.index(value)
     except TypeError:
         # An array has __index__ and only finds out in the call that it has more than one value.
-        raise TokenTypeError(f"{name}{where} must be an integer, not {value!r:.80}", position, _plain(value)) from None
+        raise TokenTypeError(f"{name}{where} must be an integer, not {shown(value)}", position, _plain(value)) from None
     if not low <= token <= TOKEN_MAX:
-        raise TokenError(f"{name}{where} must be {low}..{TOKEN_MAX}, not {token}", position, token)
+        raise TokenError(f"{name}{where} must be {low} to {TOKEN_MAX}, not {shown(token)}", position, token)
     return token
 
 
 def as_tokens(tokens: object, name: str = "tokens", low: int = 0) -> list[int]:
-    """Many tokens as a list of ints: from a list, a tuple, or any one-dimensional buffer of integers."""
+    """Many tokens as a list of ints: from a sequence or any one-dimensional buffer of integers."""
     if isinstance(tokens, (list, tuple)):
         return [as_token(value, position, name, low) for position, value in enumerate(tokens)]
     try:
         view = memoryview(tokens)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
+        # A range, a deque: whatever says that it is a sequence. So do text and a view that was released.
+        if isinstance(tokens, abc.Sequence) and not isinstance(tokens, (str, memoryview)):
+            return as_tokens(tuple(tokens))
         kind = type(tokens).__name__
-        raise TokenTypeError(f"{name} must be a list, a tuple or a buffer of integers, not {kind}") from None
+        raise TokenTypeError(f"{name} must be a sequence or a buffer of integers, not {kind}") from None
     return _from_buffer(view, name, low)
 
 
@@ -73,6 +87,44 @@ def as_prompt(tokens: object) -> list[int]:
     return prompt
 
 
+def as_position(name: str, value: object, limits: str) -> int:
+    """A position or a count; whether it is within its limits is for the call to decide."""
+    position = as_integer(name, value)
+    if position < 0:
+        raise ValueError(f"{name} is {shown(position)}; it must be {limits}")
+    return position
+
+
+def as_integer(name: str, value: object) -> int:
+    """Anything that stands for an integer; a bool does not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+    return operator.index(value)
+
+
+def as_bool(name: str, value: object) -> bool:
+    """Yes or no, numpy's included."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+    return bool(value)
+
+
+def as_fraction(name: str, value: object) -> float:
+    """A number of 0 to 1."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    try:
+        # What C takes for a number. ``float`` would read text and bytes, too.
+        number = math.ldexp(value, 0)  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    except TypeError:
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+    if not 0 <= number <= 1:
+        raise ConfigError(f"{name} is {shown(value)}; it must be 0 to 1")
+    return number
+
+
 def encode_namespace(namespace: Namespace) -> bytes:
     """The bytes that stand for a namespace. Fields are typed and length-prefixed, so that no two namespaces collide."""
     if isinstance(namespace, bytes):
@@ -88,12 +140,12 @@ def encode_namespace(namespace: Namespace) -> bytes:
 
 def _encode_pair(pair: object) -> bytes:
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise TypeError(f"namespace must hold (kind, bytes) pairs, not {pair!r:.80}")
+        raise TypeError(f'namespace must hold (str, bytes) pairs, as (("tenant", b"a"),) does, not {shown(pair)}')
     kind, value = pair
     if not isinstance(kind, str) or not isinstance(value, bytes):
-        raise TypeError(f"a namespace pair must be (str, bytes), not {pair!r:.80}")
+        raise TypeError(f'namespace must hold (str, bytes) pairs, as (("tenant", b"a"),) does, not {shown(pair)}')
     if not _KIND.fullmatch(kind):
-        raise ConfigError(f"a namespace kind must be 1 to 64 ASCII letters, digits, '_', '-' or '.', not {kind!r:.80}")
+        raise ConfigError(f"a namespace kind must be 1 to 64 ASCII letters, digits, '_', '-' or '.', not {shown(kind)}")
     fields = (kind.encode(), value)
     return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
@@ -118,4 +170,4 @@ def _from_buffer(view: memoryview, name: str, low: int) -> list[int]:
 
 def _plain(value: object) -> Any:
     """A value that an error can carry through pickle, whatever the caller had passed."""
-    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)[:80]
+    return value if type(value) in (bool, int, float, str, type(None)) else shown(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections import deque
 from typing import TypeVar, final
@@ -17,7 +16,7 @@ from .batch import Batch
 from .check import check
 from .dump import dump
 from .index import Index, Node, post_order
-from .inputs import as_prompt, as_tokens, encode_namespace
+from .inputs import as_bool, as_fraction, as_integer, as_prompt, as_tokens, encode_namespace, shown
 from .policy import POLICIES
 from .pool import Counters, Pool
 from .record import Record, num_blocks
@@ -57,13 +56,13 @@ class Pager:
             raise ConfigError(f"num_blocks * block_size must be below 2^40, not {self.num_blocks * self.block_size}")
         self.policy = _instance("policy", policy, str)
         if policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r:.80}")
-        self.watermark = _fraction("watermark", watermark)
+            raise ConfigError(f"policy is {shown(policy)}; it must be one of {', '.join(POLICIES)}")
+        self.watermark = as_fraction("watermark", watermark)
         self.identity = _identity(identity)
         # Dictionaries of tuples of ints need no key, so the seed is only kept to be read back: no answer depends on it.
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else _integer("seed", seed, 0, 2**64 - 1)
-        self.null_block = _instance("null_block", null_block, bool)
-        self.prefix_cache = _instance("prefix_cache", prefix_cache, bool)
+        self.null_block = as_bool("null_block", null_block)
+        self.prefix_cache = as_bool("prefix_cache", prefix_cache)
         if self._usable < 1:
             raise ConfigError("num_blocks must be at least 2 with a null block, not 1")
 
@@ -83,7 +82,7 @@ class Pager:
     def __repr__(self) -> str:
         return (
             f"kvpager.reference.Pager(num_blocks={self.num_blocks}, block_size={self.block_size},"
-            f" policy={self.policy!r}, watermark={self.watermark!r}, identity={self.identity!r}, seed={self.seed},"
+            f" policy={self.policy!r}, watermark={self.watermark!r}, identity={self.identity!r},"
             f" null_block={self.null_block}, prefix_cache={self.prefix_cache})"
         )
 
@@ -103,7 +102,7 @@ class Pager:
         """Start a sequence: take what is cached of its prompt, and blocks for the rest; all or nothing."""
         self._drain()
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
-        record = Record(self._next_id, tokens, namespace, key, _instance("pin", pin, bool))
+        record = Record(self._next_id, tokens, namespace, key, as_bool("pin", pin))
         path = self._admissible(record)
         record.take_path(self._pool, path, num_blocks(len(tokens), self.block_size))
         for node in path:
@@ -122,9 +121,9 @@ class Pager:
             return None
 
     def can_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> bool:
-        """Whether the same ``admit`` would succeed now. Changes nothing."""
+        """Whether the same ``admit`` would succeed now. Changes nothing: dropped handles stay, which admit releases."""
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
-        record = Record(self._next_id, tokens, namespace, key, _instance("pin", pin, bool))
+        record = Record(self._next_id, tokens, namespace, key, as_bool("pin", pin))
         try:
             self._find(record)
         except (OutOfBlocks, NeverFits):
@@ -309,7 +308,7 @@ class Pager:
             raise OutOfBlocks(needed, free, evictable, self.num_blocks)
         reserve = math.ceil(self.watermark * self._usable)
         if needed + reserve > free + evictable and self._others_run(record):
-            raise OutOfBlocks(needed + reserve, free, evictable, self.num_blocks)
+            raise OutOfBlocks(needed + reserve, free, evictable, self.num_blocks, reserve=reserve)
         return path
 
     def _others_run(self, record: Record) -> bool:
@@ -324,21 +323,10 @@ def _instance(name: str, value: T, kind: type) -> T:
     return value
 
 
-def _fraction(name: str, value: float) -> float:
-    if isinstance(value, (bool, str, bytes)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    value = float(value)
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be a fraction of 0..1, not {value}")
-    return value
-
-
 def _integer(name: str, value: int, low: int, high: int) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be int, not bool")
-    value = operator.index(value)
+    value = as_integer(name, value)
     if not low <= value <= high:
-        raise ConfigError(f"{name} must be {low}..{high}, not {value}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be {low} to {high}")
     return value
 
 

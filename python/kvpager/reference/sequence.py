@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, final
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import OutOfBlocks, StaleHandle, StepError
 from ..types import Namespace, Tokens
-from .inputs import as_token, as_tokens
+from .inputs import as_position, as_token, as_tokens, shown
 from .record import Record
 
 if TYPE_CHECKING:
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 # A call makes at most so many children: a slip of the caller must not use up the machine.
 FORK_MAX = 65_536
+FORK_TOKENS_MAX = 2**28
+
+_POSITION = "a position, 0 or more and at most the sequence's length"
 
 
 @final
@@ -124,12 +126,12 @@ class Sequence:
         """The slots of known, uncommitted positions, made writable for this sequence alone."""
         self._pager._drain()
         record = self._running("slots")
-        start, stop = operator.index(start), operator.index(stop)
+        start, stop = as_position("start", start, _POSITION), as_position("stop", stop, _POSITION)
         if not record.num_planned <= start <= stop <= len(record.tokens):
             low = "num_committed" if record.num_planned == record.num_committed else "num_planned"
             raise ValueError(
-                f"slots need {low} <= start <= stop <= len, not"
-                f" {record.num_planned} <= {start} <= {stop} <= {len(record.tokens)}"
+                f"start is {shown(start)} and stop is {shown(stop)}; it must hold that {record.num_planned}"
+                f" ({low}) <= start <= stop <= {len(record.tokens)} (len)"
             )
         return np.array(self._give(record, start, stop), dtype=np.int64)
 
@@ -163,9 +165,9 @@ class Sequence:
                 f"commit refused: sequence {record.id} is in an open step, whose commit says what is written"
             )
         length = len(record.tokens)
-        end = length if end is None else operator.index(end)
-        if not 0 <= end <= length:
-            raise ValueError(f"commit needs an end of 0..{length} (len), not {end}")
+        end = length if end is None else as_position("end", end, _POSITION)
+        if end > length:
+            raise ValueError(f"end is {shown(end)}; it must be a position, {length} at most: the sequence's length")
         if end > (with_blocks := len(record.table) * self._pager.block_size):
             raise ValueError(f"commit needs an end of 0..{with_blocks} (tokens that have a block), not {end}")
         record.commit(self._pager._pool, end)
@@ -176,18 +178,21 @@ class Sequence:
         """Children that share every block."""
         self._pager._drain()
         record = self._running("fork")
-        n = operator.index(n)
-        if not 1 <= n <= FORK_MAX:
-            raise ValueError(f"fork needs 1 <= n <= {FORK_MAX}, not {n}")
+        n = as_position("n", n, f"1 to {FORK_MAX}")
+        limit = min(FORK_MAX, max(FORK_TOKENS_MAX // len(record.tokens), 1))
+        if not 1 <= n <= limit:
+            raise ValueError(f"n is {shown(n)}; it must be 1 to {limit} for a sequence of {len(record.tokens)} tokens")
         return [self._pager._fork(record) for _ in range(n)]
 
     def truncate(self, num_tokens: int) -> None:
         """Drop the tokens from ``num_tokens`` on."""
         self._pager._drain()
         record = self._running("truncate")
-        num_tokens = operator.index(num_tokens)
+        num_tokens = as_position("num_tokens", num_tokens, "1 to the sequence's length")
         if not 1 <= num_tokens <= len(record.tokens):
-            raise ValueError(f"truncate needs 1..{len(record.tokens)} (len) tokens, not {num_tokens}")
+            raise ValueError(
+                f"num_tokens is {shown(num_tokens)}; it must be 1 to {len(record.tokens)}, the sequence's length"
+            )
         record.truncate(self._pager._pool, num_tokens)
 
     def preempt(self) -> None:
@@ -220,7 +225,7 @@ class Sequence:
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a str, not {type(reason).__name__}")
         if reason not in ("finished", "aborted"):
-            raise ValueError(f"reason must be 'finished' or 'aborted', not {reason!r:.80}")
+            raise ValueError(f"reason is {shown(reason)}; it must be 'finished' or 'aborted'")
         self._pager._release(self._record)
 
     def __enter__(self) -> Self:

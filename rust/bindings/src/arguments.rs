@@ -1,10 +1,15 @@
-//! Integers and other arguments whose errors should speak for themselves.
+//! Arguments whose errors should speak for themselves.
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use kvpager_core::PolicyKind;
+use kvpager_core::config::{POLICIES, WATERMARK_LIMITS};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt};
+use pyo3::types::{PyBool, PyBytes, PyInt, PyString};
 
 use crate::errors::{config_error, shown};
+
+/// What a position is, in the words of an error.
+pub const POSITION: &str = "a position, 0 or more and at most the sequence's length";
 
 /// An argument as given, or nothing where a default stands in. (With `Option`, None itself would be taken for the
 /// default.)
@@ -29,22 +34,92 @@ impl<'py> Given<'py> {
         self.0.as_ref()
     }
 
-    /// A position or a count: an integer that is not negative.
-    pub fn position(&self, name: &str, default: usize) -> PyResult<usize> {
+    /// A position or a count: an integer that is not negative. The error names its `limits`.
+    pub fn position(&self, name: &str, default: usize, limits: &str) -> PyResult<usize> {
         let Some(value) = self.get() else { return Ok(default) };
-        integer(value, name)?.ok_or_else(|| {
-            PyValueError::new_err(format!("{name} is {}: it must be 0 or more, and a position", shown(value)))
-        })
+        match integer(value, name)? {
+            Some(position) => Ok(position),
+            None => Err(PyValueError::new_err(format!("{name} is {}; it must be {limits}", shown(value)?))),
+        }
     }
 
-    /// A setting: what does not fit its type is outside every limit.
-    pub fn setting<T>(&self, py: Python<'py>, name: &str, default: T) -> PyResult<T>
+    /// A setting that is an integer: what does not fit its type is outside every limit.
+    pub fn setting<T>(&self, name: &str, default: T, limits: &str) -> PyResult<T>
     where
         T: for<'a> FromPyObject<'a, 'py>,
     {
         let Some(value) = self.get() else { return Ok(default) };
-        integer(value, name)?.ok_or_else(|| config_error(py, format!("{name} is {}, outside its limits", shown(value))))
+        match integer(value, name)? {
+            Some(setting) => Ok(setting),
+            None => Err(outside(value, name, limits)?),
+        }
     }
+
+    /// The watermark. A bool is no share of anything, and what Python would read from text is none either.
+    pub fn watermark(&self) -> PyResult<f64> {
+        let Some(value) = self.get() else { return Ok(0.0) };
+        if is_bool(value)? {
+            return Err(wrong_type(value, "watermark", "a number"));
+        }
+        value.extract().or_else(|error: PyErr| {
+            // An int that no float holds.
+            if error.is_instance_of::<PyOverflowError>(value.py()) {
+                return Err(outside(value, "watermark", WATERMARK_LIMITS)?);
+            }
+            Err(if error.is_instance_of::<PyTypeError>(value.py()) {
+                wrong_type(value, "watermark", "a number")
+            } else {
+                error
+            })
+        })
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> PyResult<PolicyKind> {
+        let Some(value) = self.get() else { return Ok(PolicyKind::Lru) };
+        let Ok(name) = value.cast::<PyString>() else {
+            return Err(wrong_type(value, "policy", "a str"));
+        };
+        // Text that is no UTF-8 (a lone surrogate) is no policy's name.
+        match name.to_str().ok().and_then(|name| PolicyKind::from_name(name).ok()) {
+            Some(policy) => Ok(policy),
+            None => Err(outside(value, "policy", POLICIES)?),
+        }
+    }
+
+    /// Yes or no: a bool, numpy's included.
+    pub fn flag(&self, name: &str, default: bool) -> PyResult<bool> {
+        let Some(value) = self.get() else { return Ok(default) };
+        if is_bool(value)? { value.is_truthy() } else { Err(wrong_type(value, name, "a bool")) }
+    }
+
+    /// Bytes.
+    pub fn bytes(&self, name: &str) -> PyResult<Option<&[u8]>> {
+        let Some(value) = self.get() else { return Ok(None) };
+        value.cast::<PyBytes>().map(|bytes| Some(bytes.as_bytes())).map_err(|_| wrong_type(value, name, "bytes"))
+    }
+}
+
+/// A `TypeError` that names the argument.
+pub fn wrong_type(value: &Bound<'_, PyAny>, name: &str, expected: &str) -> PyErr {
+    match value.get_type().name() {
+        Ok(kind) => PyTypeError::new_err(format!("{name} must be {expected}, not {kind}")),
+        Err(error) => error,
+    }
+}
+
+/// A `ConfigError` that names the setting, its value and its limits.
+fn outside(value: &Bound<'_, PyAny>, name: &str, limits: &str) -> PyResult<PyErr> {
+    Ok(config_error(value.py(), format!("{name} is {}; it must be {limits}", shown(value)?)))
+}
+
+/// Is it a bool, of Python or numpy?
+pub fn is_bool(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if value.is_instance_of::<PyBool>() {
+        return Ok(true);
+    }
+    let kind = value.get_type();
+    Ok(kind.name()?.to_cow()?.starts_with("bool") && kind.module()?.to_cow()? == "numpy")
 }
 
 /// The value of anything that stands for an integer and is no bool; None if it does not fit.
@@ -57,5 +132,5 @@ fn integer<'py, T: for<'a> FromPyObject<'a, 'py>>(value: &Bound<'py, PyAny>, nam
             return Ok(index.extract().ok());
         }
     }
-    Err(PyTypeError::new_err(format!("{name} must be an integer, not {}", index.get_type().name()?)))
+    Err(wrong_type(&index, name, "an integer"))
 }

@@ -7,14 +7,14 @@ use kvpager_core::ids::Handle;
 use kvpager_core::memory::zeroed;
 use kvpager_core::pager::Counts;
 use kvpager_core::{Error, Pager};
-use numpy::{Element, PyArray1, PyArray2, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use numpy::{Element, PyArray1, PyArray2, PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyInt};
+use pyo3::types::{PyDict, PyInt};
 
 use crate::arguments::Given;
 use crate::buffers::BatchArrays;
-use crate::errors::{self, config_error, shown};
+use crate::errors::{self, config_error};
 use crate::integers;
 use crate::sequence::PySequence;
 use crate::shared::{Dropped, Shared, none_if_full};
@@ -41,17 +41,14 @@ enum Numbers {
 impl Numbers {
     fn from_any(argument: &Given<'_>) -> PyResult<Self> {
         let Some(argument) = argument.get() else { return Ok(Self::All(1)) };
-        let is_number = argument.is_instance_of::<PyInt>() && !argument.is_instance_of::<PyBool>();
+        let is_number = argument.is_instance_of::<PyInt>()
+            || (argument.hasattr("__index__")? && argument.cast::<PyUntypedArray>().is_err());
         if !is_number {
-            if argument.is_instance_of::<PyBool>() || argument.is_none() {
-                let message = format!("num_tokens must be an integer or integers, not {}", shown(argument));
-                return Err(PyTypeError::new_err(message));
-            }
-            return integers::checked(argument, "num_tokens").map(Self::Each);
+            return integers::numbers(argument, "num_tokens").map(Self::Each);
         }
-        let number: Option<i32> = argument.extract().ok().filter(|&number| number >= 0);
-        number.map(|number| Self::All(number.cast_unsigned())).ok_or_else(|| {
-            PyValueError::new_err(format!("num_tokens is {}: it must be 0 to 2147483647", shown(argument)))
+        let number = integers::number(argument, "num_tokens", None)?;
+        u32::try_from(number).map(Self::All).map_err(|_| {
+            PyValueError::new_err(format!("num_tokens is {number}; it must be 0 or more"))
         })
     }
 
@@ -65,7 +62,7 @@ impl Numbers {
 
 /// Tokens behind the known ones, if any are given.
 fn drafts(tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<i32>>> {
-    tokens.map(|tokens| integers::checked(tokens, "tokens")).transpose()
+    tokens.map(|tokens| integers::numbers(tokens, "tokens")).transpose()
 }
 
 impl PyBatch {
@@ -107,10 +104,25 @@ impl PyBatch {
         Ok(Self { shared: Arc::clone(shared), handle, shape, arrays })
     }
 
-    /// A view of one of the arrays: one buffer, and the first entries of that.
+    /// The arguments of a step. What is wrong with them comes after what is wrong with the time of the call.
+    fn arguments(
+        &self,
+        py: Python<'_>,
+        num_tokens: &Given<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        is_change: bool,
+    ) -> PyResult<(Numbers, Option<Vec<i32>>)> {
+        let arguments = Numbers::from_any(num_tokens).and_then(|numbers| Ok((numbers, drafts(tokens)?)));
+        arguments.or_else(|error| {
+            let check = |pager: &mut Pager| pager.check_buffers(self.handle);
+            if is_change { self.shared.change(py, check) } else { self.shared.look(py, check) }?;
+            Err(error)
+        })
+    }
+
     fn plan(slf: &Bound<'_, Self>, num_tokens: &Given<'_>, tokens: Option<&Bound<'_, PyAny>>, is_try: bool) -> PyResult<Option<PyStep>> {
         let (py, batch) = (slf.py(), slf.get());
-        let (numbers, tokens) = (Numbers::from_any(num_tokens)?, drafts(tokens)?);
+        let (numbers, tokens) = batch.arguments(py, num_tokens, tokens, true)?;
         let planned = batch.shared.change(py, |pager| {
             let Some(state) = pager.get_batch(batch.handle) else { return Err(closed()) };
             let buffer = state.buffer_of(state.next);
@@ -253,20 +265,20 @@ impl PyBatch {
     /// it is in a batch already or belongs to another pager, if its table has more than `max_blocks` blocks, or if all
     /// rows are in use. Release and preempt take a sequence out again.
     fn add(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
-        let sequence = sequence.get().handle_in(&self.shared)?;
+        let sequence = sequence.get().handle_in(py, &self.shared)?;
         self.shared.change(py, |pager| pager.add_row(self.handle, sequence))
     }
 
     /// Empty the row of a sequence, which goes on without a batch; returns the row. Open steps still name it.
     /// ValueError if it is not in this batch.
     fn remove(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
-        let sequence = sequence.get().handle_in(&self.shared)?;
+        let sequence = sequence.get().handle_in(py, &self.shared)?;
         self.shared.change(py, |pager| pager.remove_row(self.handle, sequence))
     }
 
     /// The row of a sequence; None if it is not in this batch.
     fn row_of(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<Option<u32>> {
-        let sequence = sequence.get().handle_in(&self.shared)?;
+        let sequence = sequence.get().handle_in(py, &self.shared)?;
         self.shared.read(py, |pager| Ok(pager.row_of(self.handle, sequence)))
     }
 
@@ -312,24 +324,34 @@ impl PyBatch {
     /// Blocks that the same `step` would take. Raises what that raises, but for OutOfBlocks.
     #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
     fn blocks_needed(&self, py: Python<'_>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
-        let (numbers, tokens) = (Numbers::from_any(&num_tokens)?, drafts(tokens)?);
-        self.shared.change(py, |pager| pager.blocks_needed(self.handle, numbers.counts(), tokens.as_deref()))
+        let (numbers, tokens) = self.arguments(py, &num_tokens, tokens, false)?;
+        self.shared.look(py, |pager| pager.blocks_needed(self.handle, numbers.counts(), tokens.as_deref()))
     }
 
     /// Put writable blocks for the next `num_tokens` positions of each row into the tables, all or nothing, and plan
     /// nothing: for engines that compute slots on the device. Raises OutOfBlocks, ValueError and TypeError as `step`.
     #[pyo3(signature = (num_tokens=Given::NOTHING), text_signature = "($self, num_tokens=1)")]
     fn reserve(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<()> {
-        let numbers = Numbers::from_any(&num_tokens)?;
+        let numbers = self.shared.arguments(py, Numbers::from_any(&num_tokens))?;
         self.shared.change(py, |pager| pager.reserve(self.handle, numbers.counts()))
     }
 
     /// As `reserve`, but False where that raises OutOfBlocks, else True.
     #[pyo3(signature = (num_tokens=Given::NOTHING), text_signature = "($self, num_tokens=1)")]
     fn try_reserve(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<bool> {
-        let numbers = Numbers::from_any(&num_tokens)?;
+        let numbers = self.shared.arguments(py, Numbers::from_any(&num_tokens))?;
         let reserve = |pager: &mut Pager| none_if_full(pager.reserve(self.handle, numbers.counts()));
         Ok(self.shared.change(py, reserve)?.is_some())
+    }
+
+    /// n children of the sequence of each of these rows, each in a row of its own (the lowest empty ones, in order):
+    /// parallel samples. Returns a list of Sequences, those of `rows[0]` first. ValueError for a row that is empty or
+    /// named twice, unless 1 <= n <= 65,536, or if there are not enough empty rows; nothing was changed then.
+    fn fork(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, n: Given<'_>) -> PyResult<Vec<PySequence>> {
+        let arguments = integers::numbers(rows, "rows").and_then(|rows| Ok((rows, n.position("n", 1, "1 to 65536")?)));
+        let (rows, n) = self.shared.arguments(py, arguments)?;
+        let handles = self.shared.change(py, |pager| pager.fork_rows(self.handle, &rows, n))?;
+        Ok(handles.into_iter().map(|handle| PySequence::new(&self.shared, handle)).collect())
     }
 
     /// The open steps, oldest first.

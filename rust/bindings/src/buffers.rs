@@ -10,7 +10,9 @@ use kvpager_core::batch::{Arrays, Shape};
 use numpy::npyffi::NPY_ARRAY_WRITEABLE;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::buffer::{Element, PyBuffer};
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 /// The values of a contiguous buffer, for no longer than this thread stays attached; None if it is not contiguous.
 pub fn values<'a, T: Element>(buffer: &'a PyBuffer<T>, _py: Python<'a>) -> Option<&'a [T]> {
@@ -97,4 +99,28 @@ fn part<'a, T: numpy::Element>(
     // this thread is attached and runs no Python code, and the slice does not outlive that (`py`). No other slice of
     // this memory exists: what callers pass as arguments is copied first, and `of_buffer` refuses overlapping parts.
     Ok(unsafe { std::slice::from_raw_parts_mut(array.data().add(buffer * len), len) })
+}
+
+/// Hands the items of a list to `take` for as long as they are ints and nothing else, 0 to 2^63 - 1, and `take` goes on.
+/// Answers whether that was the whole list.
+///
+/// The safe way to read a list that may change is to count references to each item, or to make a tuple of it first:
+/// 2 ns a token more.
+pub fn each_int(list: &Bound<'_, PyList>, mut take: impl FnMut(i64) -> bool) -> bool {
+    for position in 0..list.len() {
+        // SAFETY: the list is one, and this thread is attached. It lends its item, or none with an error if it became
+        // shorter. The item is used at once: an exact int is converted without a call to Python code, so that the list
+        // cannot change, nor the item go, in between.
+        let value = unsafe {
+            let item = ffi::PyList_GetItem(list.as_ptr(), position.cast_signed());
+            let is_int = !item.is_null() && ffi::PyLong_CheckExact(item) != 0;
+            if is_int { ffi::PyLong_AsLongLong(item) } else { -1 }
+        };
+        if value < 0 || !take(value) {
+            // Nobody waits for the error of a missing item, or of an int that fits no long.
+            drop(PyErr::take(list.py()));
+            return false;
+        }
+    }
+    true
 }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use kvpager_core::Error;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyModule, PyString};
@@ -21,8 +21,8 @@ fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallAr
 /// The exception for a refused call of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     match error {
-        Error::OutOfBlocks { needed, free, evictable, total, rows } => {
-            raise(py, "OutOfBlocks", (needed, free, evictable, total, rows.into_vec()))
+        Error::OutOfBlocks { needed, free, evictable, total, rows, reserve } => {
+            raise(py, "OutOfBlocks", (needed, free, evictable, total, rows.into_vec(), reserve))
         }
         Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
@@ -48,16 +48,21 @@ pub fn config_error(py: Python<'_>, message: String) -> PyErr {
     raise(py, "ConfigError", (message,))
 }
 
-/// A value as a message shows it: not all of a long one, and something of one that cannot be shown.
-pub fn shown(value: &Bound<'_, PyAny>) -> String {
-    value
-        .repr()
-        .map_or_else(|_| "a value that has no repr".to_owned(), |repr| repr.to_string().chars().take(80).collect())
+/// A value as a message shows it: not all of a long one, and something of one that cannot be shown. What is no plain
+/// failure of its repr, a `KeyboardInterrupt` above all, is not lost to the message.
+pub fn shown(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    match value.repr() {
+        Ok(repr) => Ok(repr.to_string_lossy().chars().take(80).collect()),
+        Err(error) if error.is_instance_of::<PyException>(value.py()) => {
+            Ok(format!("a value of type {} that has no repr", value.get_type().name()?))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// What is wrong with a token at a position.
 pub fn token_message(position: usize, value: &dyn Display) -> String {
-    format!("token at position {position} must be 0..2147483647, not {value}")
+    format!("token at position {position} must be 0 to 2147483647, not {value}")
 }
 
 /// A token with a value that none may have.
@@ -77,15 +82,20 @@ pub fn token_type_error(
     position: Option<usize>,
     value: Option<&Bound<'_, PyAny>>,
 ) -> PyErr {
-    let plain = value.map(|value| {
-        let is_plain = value.is_none()
-            || value.is_exact_instance_of::<PyBool>()
-            || value.is_exact_instance_of::<PyInt>()
-            || value.is_exact_instance_of::<PyFloat>()
-            || value.is_exact_instance_of::<PyString>();
-        if is_plain { value.clone() } else { PyString::new(py, &shown(value)).into_any() }
-    });
-    raise(py, "TokenTypeError", (message, position, plain))
+    match value.map(plain).transpose() {
+        Ok(plain) => raise(py, "TokenTypeError", (message, position, plain)),
+        Err(error) => error,
+    }
+}
+
+/// A value itself, if any process can unpickle it; else what a message shows of it.
+fn plain<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let is_plain = value.is_none()
+        || value.is_exact_instance_of::<PyBool>()
+        || value.is_exact_instance_of::<PyInt>()
+        || value.is_exact_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyString>();
+    Ok(if is_plain { value.clone() } else { PyString::new(value.py(), &shown(value)?).into_any() })
 }
 
 /// The machine refused memory.

@@ -1,74 +1,108 @@
-//! Arguments that are one integer for each row or position: lists, tuples, integer arrays.
+//! Arguments of a batch: a number for each row or position, -1 for none. As tokens otherwise: lists, tuples, sequences,
+//! integer buffers of one dimension.
 
 use numpy::PyArray1;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
+use pyo3::types::{PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
+use crate::arguments::is_bool;
 use crate::buffers::copied;
-use crate::errors::{shown, token_type_error};
+use crate::errors::{shown, token_error, token_type_error};
 
-/// Stands for a value that no call accepts.
-const OUTSIDE: i32 = i32::MIN;
-
-/// The integers of an argument; what does not fit an int32 is refused.
-pub fn checked(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
-    integers(argument, name, |value, position| {
-        Err(PyValueError::new_err(format!("{name}[{position}] is {}: it does not fit an int32", shown(value))))
-    })
-}
-
-/// The same, but what does not fit becomes a value that no row accepts: it may belong to a row that is ignored.
-pub fn clamped(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
-    integers(argument, name, |_, _| Ok(OUTSIDE))
-}
-
-fn integers<'py>(
-    argument: &Bound<'py, PyAny>,
-    name: &str,
-    outside: impl Fn(&Bound<'py, PyAny>, usize) -> PyResult<i32>,
-) -> PyResult<Vec<i32>> {
-    let py = argument.py();
+/// The numbers of an argument, -1 to 2^31 - 1 each.
+pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
     if let Ok(array) = argument.cast::<PyArray1<i32>>() {
-        return copied(array);
+        let values = copied(array)?;
+        return match values.iter().position(|&value| value < -1) {
+            Some(position) => Err(outside(values[position].into_pyobject(argument.py())?.as_any(), position, name)?),
+            None => Ok(values),
+        };
     }
     if let Ok(array) = argument.cast::<PyArray1<i64>>() {
         let values = copied(array)?;
-        let fits = |(position, value): (usize, i64)| match i32::try_from(value) {
-            Ok(value) => Ok(value),
-            Err(_) => outside(value.into_pyobject(py)?.as_any(), position),
-        };
-        return values.into_iter().enumerate().map(fits).collect();
-    }
-    let items = if let Ok(list) = argument.cast::<PyList>() {
-        list.as_sequence().to_tuple()?
-    } else if let Ok(tuple) = argument.cast::<PyTuple>() {
-        tuple.clone()
-    } else {
-        let refused = |what: String| token_type_error(py, format!("{name} must be integers, one-dimensional, not {what}"), None, None);
-        let array = py.import("numpy")?.call_method1("asarray", (argument,))?;
-        let kind: String = array.getattr("dtype")?.getattr("kind")?.extract()?;
-        let dimensions: usize = array.getattr("ndim")?.extract()?;
-        if dimensions != 1 || !(kind == "i" || kind == "u") {
-            return Err(refused(argument.get_type().name()?.to_string()));
-        }
-        array.call_method0("tolist")?.cast::<PyList>()?.as_sequence().to_tuple()?
-    };
-    let mut values = Vec::with_capacity(items.len());
-    for (position, item) in items.iter_borrowed().enumerate() {
-        let mut index = item.to_owned();
-        if !index.is_exact_instance_of::<PyInt>() {
-            let is_bool = index.is_instance_of::<PyBool>() || index.get_type().name()? == "bool";
-            if is_bool || !index.hasattr("__index__")? {
-                let message = format!("{name}[{position}] must be an integer, not {}", shown(&index));
-                return Err(token_type_error(py, message, Some(position), Some(&index)));
-            }
-            index = index.call_method0("__index__")?;
-        }
-        values.push(match index.extract::<i32>() {
-            Ok(value) => value,
-            Err(_) => outside(&index, position)?,
+        let numbers = values.iter().enumerate().map(|(position, &value)| match i32::try_from(value) {
+            Ok(number) if number >= -1 => Ok(number),
+            _ => Err(outside(value.into_pyobject(argument.py())?.as_any(), position, name)?),
         });
+        return numbers.collect();
     }
-    Ok(values)
+    let items = items(argument, name)?;
+    let mut numbers = Vec::with_capacity(items.len());
+    for (position, item) in items.iter_borrowed().enumerate() {
+        numbers.push(number(&item, name, Some(position))?);
+    }
+    Ok(numbers)
+}
+
+/// One number, -1 to 2^31 - 1.
+pub fn number(value: &Bound<'_, PyAny>, name: &str, position: Option<usize>) -> PyResult<i32> {
+    let py = value.py();
+    let mut index = value.clone();
+    if !value.is_exact_instance_of::<PyInt>() {
+        let refused = || -> PyResult<PyErr> {
+            let message = format!("{name}{} must be an integer, not {}", place(position), shown(value)?);
+            Ok(token_type_error(py, message, position, Some(value)))
+        };
+        if is_bool(value)? || !value.hasattr("__index__")? {
+            return Err(refused()?);
+        }
+        index = match value.call_method0("__index__") {
+            Ok(index) if index.is_instance_of::<PyInt>() => index,
+            Ok(_) => return Err(refused()?),
+            // An array has an __index__, and finds out in the call that it has more than one value.
+            Err(error) if error.is_instance_of::<PyTypeError>(py) => return Err(refused()?),
+            Err(error) => return Err(error),
+        };
+    }
+    match index.extract::<i32>() {
+        Ok(number) if number >= -1 => Ok(number),
+        _ => Err(match position {
+            Some(position) => outside(&index, position, name)?,
+            None => {
+                let message = format!("{name} must be -1 to 2147483647, not {}", shown(&index)?);
+                token_error(py, message, None, Some(&index))
+            }
+        }),
+    }
+}
+
+/// The items of what is no array of the usual kind.
+fn items<'py>(argument: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+    let py = argument.py();
+    let refused =
+        |what: &str| Err(token_type_error(py, format!("{name} must be integers, not {what}"), None, None));
+    if let Ok(list) = argument.cast::<PyList>() {
+        return list.as_sequence().to_tuple();
+    }
+    if let Ok(tuple) = argument.cast::<PyTuple>() {
+        return Ok(tuple.clone());
+    }
+    let Ok(view) = PyMemoryView::from(argument) else {
+        if let Ok(sequence) = argument.cast::<PySequence>()
+            && !argument.is_instance_of::<PyString>()
+        {
+            return sequence.to_tuple();
+        }
+        return refused(&argument.get_type().name()?.to_cow()?);
+    };
+    let array = py.import("numpy")?.call_method1("asarray", (view,))?;
+    let data_type = array.getattr("dtype")?;
+    let kind: String = data_type.getattr("kind")?.extract()?;
+    if !matches!(kind.as_str(), "i" | "u") || !data_type.getattr("isnative")?.is_truthy()? {
+        return refused(&format!("a buffer of {data_type}"));
+    }
+    if array.getattr("ndim")?.extract::<usize>()? != 1 {
+        return refused("a buffer of more or fewer than one dimension");
+    }
+    array.call_method0("tolist")?.cast::<PyList>()?.as_sequence().to_tuple()
+}
+
+fn outside(value: &Bound<'_, PyAny>, position: usize, name: &str) -> PyResult<PyErr> {
+    let message = format!("{name}{} must be -1 to 2147483647, not {}", place(Some(position)), shown(value)?);
+    Ok(token_error(value.py(), message, Some(position), Some(value)))
+}
+
+fn place(position: Option<usize>) -> String {
+    position.map_or(String::new(), |position| format!(" at position {position}"))
 }

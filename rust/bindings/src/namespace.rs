@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::arguments::Given;
-use crate::errors::config_error;
+use crate::errors::{config_error, shown};
 
 /// Longest kind, in characters.
 const KIND_MAX: usize = 64;
@@ -49,20 +49,22 @@ fn check_len(py: Python<'_>, encoded: &[u8]) -> PyResult<()> {
 
 fn encode_pair(pair: &Bound<'_, PyAny>, encoded: &mut Vec<u8>) -> PyResult<()> {
     let Some((kind, value)) = as_pair(pair) else {
-        return Err(PyTypeError::new_err(format!("a namespace must hold (str, bytes) pairs, not {}", pair.repr()?)));
+        let shown = shown(pair)?;
+        return Err(PyTypeError::new_err(format!(
+            "namespace must hold (str, bytes) pairs, as ((\"tenant\", b\"a\"),) does, not {shown}"
+        )));
     };
     // The text itself: `str()` of a subclass (an Enum, say) could run code and answer anything.
-    let Ok(kind) = kind.to_str() else {
-        return Err(config_error(pair.py(), "a namespace kind must be 1 to 64 ASCII characters".to_owned()));
-    };
-    let is_word = kind.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
-    if kind.is_empty() || kind.len() > KIND_MAX || !is_word {
+    let word = kind.to_str().unwrap_or_default();
+    let is_word = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
+    if word.is_empty() || word.len() > KIND_MAX || !is_word {
+        let shown = shown(&kind)?;
         return Err(config_error(
             pair.py(),
-            format!("a namespace kind must be 1 to {KIND_MAX} ASCII letters, digits, '_', '-' or '.', not {kind:.80?}"),
+            format!("a namespace kind must be 1 to {KIND_MAX} ASCII letters, digits, '_', '-' or '.', not {shown}"),
         ));
     }
-    for field in [kind.as_bytes(), value.as_bytes()] {
+    for field in [word.as_bytes(), value.as_bytes()] {
         encoded.extend_from_slice(&(field.len() as u32).to_le_bytes());
         encoded.extend_from_slice(field);
     }

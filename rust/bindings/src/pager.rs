@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use kvpager_core::batch::Shape;
-use kvpager_core::config::Config;
-use kvpager_core::{Pager, PolicyKind, check, dump};
-use numpy::{PyArray2, PyArrayMethods};
+use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
+use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS};
+use kvpager_core::ids::BlockId;
+use kvpager_core::{Pager, check, dump};
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyType};
+use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
 use crate::arguments::Given;
 use crate::batch::PyBatch;
@@ -17,9 +18,6 @@ use crate::namespace;
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
-
-/// The default identity, as the slice that an argument is.
-const NO_IDENTITY: &[u8] = b"";
 
 /// A pool of KV blocks with an exact prefix cache.
 ///
@@ -60,8 +58,8 @@ impl PyPager {
     #[new]
     #[pyo3(
         signature = (
-            num_blocks, block_size=Given::NOTHING, *, policy="lru", watermark=0.0, identity=NO_IDENTITY, seed=None,
-            null_block=false, prefix_cache=true
+            num_blocks, block_size=Given::NOTHING, *, policy=Given::NOTHING, watermark=Given::NOTHING,
+            identity=Given::NOTHING, seed=None, null_block=Given::NOTHING, prefix_cache=Given::NOTHING
         ),
         text_signature = "(num_blocks, block_size=16, *, policy='lru', watermark=0.0, identity=b'', seed=None, \
             null_block=False, prefix_cache=True)"
@@ -71,36 +69,37 @@ impl PyPager {
         py: Python<'_>,
         num_blocks: Given<'_>,
         block_size: Given<'_>,
-        policy: &str,
-        watermark: f64,
-        identity: &[u8],
+        policy: Given<'_>,
+        watermark: Given<'_>,
+        identity: Given<'_>,
         seed: Option<Given<'_>>,
-        null_block: bool,
-        prefix_cache: bool,
+        null_block: Given<'_>,
+        prefix_cache: Given<'_>,
     ) -> PyResult<Self> {
         let to_python = |error| errors::to_python(py, error);
         let config = Config {
-            num_blocks: num_blocks.setting(py, "num_blocks", 0)?,
-            block_size: block_size.setting(py, "block_size", 16)?,
-            policy: PolicyKind::from_name(policy).map_err(to_python)?,
-            watermark,
-            identity: identity.to_vec(),
+            num_blocks: num_blocks.setting("num_blocks", 0, NUM_BLOCKS_LIMITS)?,
+            block_size: block_size.setting("block_size", 16, BLOCK_SIZE_LIMITS)?,
+            policy: policy.policy()?,
+            watermark: watermark.watermark()?,
+            identity: identity.bytes("identity")?.unwrap_or_default().to_vec(),
             seed: match seed {
-                Some(seed) => seed.setting(py, "seed", 0)?,
+                Some(seed) => seed.setting("seed", 0, "0 to 18446744073709551615, or None")?,
                 None => random_seed(py)?,
             },
-            null_block,
-            prefix_cache,
+            null_block: null_block.flag("null_block", false)?,
+            prefix_cache: prefix_cache.flag("prefix_cache", true)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config })
     }
 
+    // Without the seed, which is secret: reprs end up in logs.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let truth = |value| if value { "True" } else { "False" };
-        let Config { num_blocks, block_size, watermark, seed, .. } = self.config;
+        let Config { num_blocks, block_size, watermark, .. } = self.config;
         Ok(format!(
-            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, seed={seed}, null_block={}, prefix_cache={})",
+            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, null_block={}, prefix_cache={})",
             self.config.policy.name(),
             self.identity(py)?.repr()?,
             truth(self.config.null_block),
@@ -186,7 +185,8 @@ impl PyPager {
     /// Returns
     /// -------
     /// Sequence
-    ///     `num_cached` tokens are computed already; the others need `slots`, a kernel, and `commit`.
+    ///     `num_cached` tokens are computed already, whole blocks and never the last token; the others need `slots`, a
+    ///     kernel, and `commit`.
     ///
     /// Raises
     /// ------
@@ -198,32 +198,30 @@ impl PyPager {
     ///     There is no room now. Nothing was changed.
     ///
     /// Cost: comparing the cached tokens, copying the others.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn admit(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         namespace: Given<'_>,
-        pin: bool,
+        pin: Given<'_>,
     ) -> PyResult<PySequence> {
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
         let handle = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit(tokens, &namespace, pin))?;
         Ok(PySequence::new(&self.shared, handle))
     }
 
     /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits:
     /// waiting would be for ever.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
     fn try_admit(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         namespace: Given<'_>,
-        pin: bool,
+        pin: Given<'_>,
     ) -> PyResult<Option<PySequence>> {
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
         let handle =
             self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit(tokens, &namespace, pin)))?;
         Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
@@ -231,17 +229,25 @@ impl PyPager {
 
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for
     /// a prompt that can never fit. Raises TokenError and TokenTypeError as `admit` does.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=false), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
-    fn can_admit(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, namespace: Given<'_>, pin: bool) -> PyResult<bool> {
-        let _ = pin;
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(prompt)?;
+    ///
+    /// True is a promise; False may be too careful: a peek does not release the handles that the garbage collector
+    /// took, as calls that change the pager do. So do not wait in a loop of `can_admit` alone: `try_admit` releases
+    /// them first, and then admits if it can.
+    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
+    fn can_admit(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        namespace: Given<'_>,
+        pin: Given<'_>,
+    ) -> PyResult<bool> {
+        let (tokens, namespace, _) = request(py, prompt, &namespace, &pin)?;
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
     /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens` and `num_blocks`. A peek: no
-    /// recency, no statistic changes. Raises TokenError and TokenTypeError as `admit` does. Cost: comparing the
-    /// cached tokens.
+    /// recency, no statistic changes, no dropped handle is released. Raises TokenError and TokenTypeError as `admit`
+    /// does. Cost: comparing the cached tokens.
     #[pyo3(name = "r#match", signature = (prompt, *, namespace=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'')")]
     fn find<'py>(
         &self,
@@ -250,8 +256,7 @@ impl PyPager {
         namespace: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(prompt)?;
+        let (tokens, namespace, _) = request(py, prompt, &namespace, &Given::NOTHING)?;
         let found = self.shared.read_with(py, &tokens, |pager, tokens| pager.find_prefix(tokens, &namespace))?;
         CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
     }
@@ -300,14 +305,15 @@ impl PyPager {
         pad_seq_len: Given<'_>,
         arrays: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyBatch> {
+        let (int32, int64) = ("an int32", "an int64");
         let shape = Shape {
-            max_seqs: max_seqs.setting(py, "max_seqs", 0)?,
-            max_blocks: max_blocks.setting(py, "max_blocks", 0)?,
-            max_tokens: max_tokens.setting(py, "max_tokens", 8192)?,
-            buffers: buffers.setting(py, "buffers", 2)?,
-            pad_block: pad_block.setting(py, "pad_block", 0)?,
-            pad_slot: pad_slot.setting(py, "pad_slot", -1)?,
-            pad_seq_len: pad_seq_len.setting(py, "pad_seq_len", 0)?,
+            max_seqs: max_seqs.setting("max_seqs", 0, MAX_SEQS_LIMITS)?,
+            max_blocks: max_blocks.setting("max_blocks", 0, COUNT_LIMITS)?,
+            max_tokens: max_tokens.setting("max_tokens", 8192, COUNT_LIMITS)?,
+            buffers: buffers.setting("buffers", 2, BUFFERS_LIMITS)?,
+            pad_block: pad_block.setting("pad_block", 0, int32)?,
+            pad_slot: pad_slot.setting("pad_slot", -1, int64)?,
+            pad_seq_len: pad_seq_len.setting("pad_seq_len", 0, int32)?,
         };
         PyBatch::new(py, &self.shared, shape, arrays)
     }
@@ -316,23 +322,20 @@ impl PyPager {
     /// target) block ids, in the order of asking. No block is both source and target, so they may run in any order.
     /// Carry them out before the kernel that writes to slots given since. The sources are held until this call.
     fn take_copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
-        let copies = self.shared.change(py, |pager| Ok(pager.take_copies()))?;
-        let array = PyArray2::<i32>::zeros(py, [copies.len(), 2], false);
-        if let Ok(mut writable) = array.try_readwrite() {
-            for (row, (source, target)) in copies.into_iter().enumerate() {
-                writable.as_array_mut()[[row, 0]] = source.cast_signed();
-                writable.as_array_mut()[[row, 1]] = target.cast_signed();
-            }
-        }
-        Ok(array)
+        let copies = self.shared.change(py, Pager::take_copies)?;
+        let shape = [copies.len(), 2];
+        // The ids stay where they are: none of this asks for memory.
+        let ids: Vec<i32> = copies.into_flattened().into_iter().map(BlockId::cast_signed).collect();
+        PyArray1::from_vec(py, ids).reshape(shape)
     }
 
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go
     /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's. ConfigError if
     /// it is too long. Cost: the same for every pool.
     #[pyo3(signature = (identity=None))]
-    fn reset(&self, py: Python<'_>, identity: Option<&Bound<'_, PyBytes>>) -> PyResult<()> {
-        let identity = identity.map(|identity| identity.as_bytes().to_vec());
+    fn reset(&self, py: Python<'_>, identity: Option<Given<'_>>) -> PyResult<()> {
+        let identity = identity.as_ref().map(|identity| identity.bytes("identity")).transpose();
+        let identity = self.shared.arguments(py, identity)?.flatten().map(<[u8]>::to_vec);
         self.shared.change(py, |pager| pager.reset(identity))
     }
 
@@ -341,8 +344,7 @@ impl PyPager {
     /// ValueError unless `tokens` are a whole number of blocks, at least one. Cost: what is dropped.
     #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
     fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
-        let namespace = namespace::encode(py, &namespace)?;
-        let tokens = Tokens::from_any(tokens)?;
+        let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
         self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
     }
 
@@ -379,14 +381,22 @@ impl PyPager {
     /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests:
     /// it is slow.
     fn check(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.shared.read_flushed(py, Pager::flush_rows, |pager| Ok(check::check(pager)))
+        self.shared.look(py, |pager| {
+            pager.flush_rows();
+            check::check(pager)
+        })
     }
 
     /// The prefix tree drawn as text. `full=True` adds the free stack, the policy's queues, sequences, queued copies
     /// and statistics. Independent of the seed: two pagers that got the same calls draw the same.
     #[pyo3(signature = (full=false))]
-    fn dump(&self, py: Python<'_>, full: bool) -> PyResult<String> {
-        self.shared.read_flushed(py, Pager::flush_rows, |pager| Ok(dump::dump(pager, full)))
+    fn dump<'py>(&self, py: Python<'py>, full: bool) -> PyResult<Bound<'py, PyString>> {
+        let text = self.shared.look(py, |pager| {
+            pager.flush_rows();
+            dump::dump(pager, full)
+        })?;
+        // Unlike `new`, this does not panic where there is no room for the text a second time.
+        PyString::from_bytes(py, text.as_bytes()).map_err(|_| errors::allocation_error(py))
     }
 }
 
@@ -398,6 +408,18 @@ impl PyPager {
     pub fn hold_lock_for_tests(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         self.shared.hold_for_tests(py, std::time::Duration::try_from_secs_f64(seconds.min(60.0)).unwrap_or_default())
     }
+}
+
+/// What a call says of a prompt: its tokens, its namespace, and whether it is only held.
+fn request(
+    py: Python<'_>,
+    tokens: &Bound<'_, PyAny>,
+    namespace: &Given<'_>,
+    pin: &Given<'_>,
+) -> PyResult<(Tokens, Vec<u8>, bool)> {
+    let namespace = namespace::encode(py, namespace)?;
+    let pin = pin.flag("pin", false)?;
+    Ok((Tokens::from_any(tokens)?, namespace, pin))
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {

@@ -7,11 +7,14 @@ use kvpager_core::evict::Departure;
 use kvpager_core::{Error, Pager};
 use kvpager_core::ids::{BlockId, Handle};
 use kvpager_core::memory::with_capacity;
+use kvpager_core::pager::FORK_MAX;
 use numpy::PyArray1;
 use pyo3::exceptions::{PyResourceWarning, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
-use crate::arguments::Given;
+use crate::arguments::{Given, POSITION, wrong_type};
+use crate::errors::{shown, to_python};
 use crate::namespace;
 use crate::shared::{Dropped, Shared, none_if_full};
 use crate::tokens::{Tokens, token};
@@ -36,7 +39,7 @@ impl PySequence {
     /// An argument, or what is wrong with it; but first comes whether the sequence allows the call at all.
     fn checked<T>(&self, py: Python<'_>, call: &'static str, argument: PyResult<T>) -> PyResult<T> {
         argument.or_else(|error| {
-            self.shared.read(py, |pager| pager.running(self.handle, call).map(|_| ()))?;
+            self.shared.change(py, |pager| pager.running(self.handle, call).map(|_| ()))?;
             Err(error)
         })
     }
@@ -47,6 +50,22 @@ impl PySequence {
             self.released.store(true, Ordering::Relaxed);
             Ok(())
         })
+    }
+
+    /// How a release's `reason` names it. Once the sequence is released, nothing is asked any more.
+    fn departure(&self, reason: &Given<'_>) -> PyResult<Departure> {
+        let Some(reason) = reason.get().filter(|_| !self.released.load(Ordering::Relaxed)) else {
+            return Ok(Departure::Finished);
+        };
+        let Ok(name) = reason.cast::<PyString>() else { return Err(wrong_type(reason, "reason", "a str")) };
+        match name.to_str() {
+            Ok("finished") => Ok(Departure::Finished),
+            Ok("aborted") => Ok(Departure::Aborted),
+            _ => {
+                let message = format!("reason is {}; it must be \"finished\" or \"aborted\"", shown(reason)?);
+                Err(PyValueError::new_err(message))
+            }
+        }
     }
 
     fn position(
@@ -60,14 +79,18 @@ impl PySequence {
 
     /// Reads of the sequence, whose row in a batch may know more of it.
     fn read<R>(&self, py: Python<'_>, call: impl FnOnce(&Pager) -> Result<R, Error>) -> PyResult<R> {
-        self.shared.read_flushed(py, |pager| pager.flush_row(self.handle), call)
+        self.shared.look(py, |pager| {
+            pager.flush_row(self.handle);
+            call(pager)
+        })
     }
 
     /// The handle, for a batch of the same pager.
-    pub fn handle_in(&self, shared: &Arc<Shared>) -> PyResult<Handle> {
+    pub fn handle_in(&self, py: Python<'_>, shared: &Arc<Shared>) -> PyResult<Handle> {
         if Arc::ptr_eq(&self.shared, shared) {
             return Ok(self.handle);
         }
+        self.shared.read(py, |pager| pager.running(self.handle, "add").map(|_| ()))?;
         Err(PyValueError::new_err(format!("sequence {} belongs to another pager", self.handle.serial)))
     }
 }
@@ -88,7 +111,8 @@ impl PySequence {
         })
     }
 
-    /// Tokens found cached at admission: skip these in prefill. 0 while preempted.
+    /// Tokens found cached at admission: skip these in prefill. A multiple of `block_size`, and less than len(seq): the
+    /// last token is always computed. 0 while preempted.
     #[getter]
     fn num_cached(&self, py: Python<'_>) -> PyResult<usize> {
         self.position(py, "num_cached", |sequence| sequence.num_cached)
@@ -175,25 +199,28 @@ impl PySequence {
     /// One more token; returns its slot, `block_id * block_size + offset`, which is writable: a shared block is
     /// replaced first (see `take_copies`). Raises TokenError, TokenTypeError, StaleHandle, and OutOfBlocks if a block
     /// is needed and there is none; nothing was changed then.
+    ///
+    /// Growth never raises NeverFits: a sequence that fills the whole pool gets OutOfBlocks for its next block even
+    /// when it is alone. Release it as aborted then; preempted and resumed, it would stand there again.
     fn append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<i64> {
         let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| pager.append(self.handle, token))
     }
 
-    /// As `append`, but None where that raises OutOfBlocks.
+    /// As `append`, but None where that raises OutOfBlocks. Compare with `is None`: slot 0 is a slot, and false.
     fn try_append(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         let token = self.checked(py, "append", self::token(token, None))?;
         self.shared.change(py, |pager| none_if_full(pager.append(self.handle, token)))
     }
 
-    /// More tokens, all or nothing; returns their slots, int64 [len(tokens)]. Errors as `append`.
+    /// More tokens, all or nothing; returns their slots, int64 [len(tokens)]. Errors as `append`; no NeverFits either.
     fn extend<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let tokens = self.checked(py, "extend", Tokens::from_any(tokens))?;
         let slots = self.shared.change_with(py, &tokens, |pager, tokens| pager.extend(self.handle, tokens))?;
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// As `extend`, but None where that raises OutOfBlocks.
+    /// As `extend`, but None where that raises OutOfBlocks. Compare with `is None`: an array has no one truth value.
     fn try_extend<'py>(
         &self,
         py: Python<'py>,
@@ -210,21 +237,21 @@ impl PySequence {
     /// len(seq)`: what is committed is never written again. OutOfBlocks if shared blocks cannot be replaced; nothing
     /// was changed then.
     fn slots<'py>(&self, py: Python<'py>, start: Given<'py>, stop: Given<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let start = self.checked(py, "slots", start.position("start", 0))?;
-        let stop = self.checked(py, "slots", stop.position("stop", 0))?;
+        let start = self.checked(py, "slots", start.position("start", 0, POSITION))?;
+        let stop = self.checked(py, "slots", stop.position("stop", 0, POSITION))?;
         let slots = self.shared.change(py, |pager| pager.slots(self.handle, start, stop))?;
         Ok(PyArray1::from_vec(py, slots))
     }
 
-    /// As `slots`, but None where that raises OutOfBlocks.
+    /// As `slots`, but None where that raises OutOfBlocks. Compare with `is None`: an array has no one truth value.
     fn try_slots<'py>(
         &self,
         py: Python<'py>,
         start: Given<'py>,
         stop: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
-        let start = self.checked(py, "slots", start.position("start", 0))?;
-        let stop = self.checked(py, "slots", stop.position("stop", 0))?;
+        let start = self.checked(py, "slots", start.position("start", 0, POSITION))?;
+        let stop = self.checked(py, "slots", stop.position("stop", 0, POSITION))?;
         let slots = self.shared.change(py, |pager| none_if_full(pager.slots(self.handle, start, stop)))?;
         Ok(slots.map(|slots| PyArray1::from_vec(py, slots)))
     }
@@ -235,30 +262,34 @@ impl PySequence {
     /// `len(seq)`.
     #[pyo3(signature = (end=None))]
     fn commit(&self, py: Python<'_>, end: Option<Given<'_>>) -> PyResult<()> {
-        let end = self.checked(py, "commit", end.map(|end| end.position("end", 0)).transpose())?;
+        let end = self.checked(py, "commit", end.map(|end| end.position("end", 0, POSITION)).transpose())?;
         self.shared.change(py, |pager| pager.commit(self.handle, end))
     }
 
     /// n children that share every block: parallel samples, beams. Commit first: what is not committed is not copied
     /// on write, so that each child has to compute it again. Takes no block; the first write to a shared block
-    /// replaces it. Returns a list of Sequences. ValueError unless 1 <= n <= 65,536. Cost: the table's length for
-    /// each child.
+    /// replaces it. Returns a list of Sequences. ValueError unless 1 <= n <= 65,536 and, for more than one child,
+    /// n * len(seq) <= 2**28. Cost for each child: the length of the table and of the tokens that are not published.
     #[pyo3(signature = (n=Given::NOTHING), text_signature = "($self, n=1)")]
     fn fork(&self, py: Python<'_>, n: Given<'_>) -> PyResult<Vec<Self>> {
-        let n = self.checked(py, "fork", n.position("n", 1))?;
+        let n = self.checked(py, "fork", n.position("n", 1, "1 to 65536"))?;
+        // Asked for before there are children that nobody could name.
+        let mut children = with_capacity(n.min(FORK_MAX)).map_err(|error| to_python(py, error))?;
         let handles = self.shared.change(py, |pager| pager.fork(self.handle, n))?;
-        Ok(handles.into_iter().map(|handle| Self::new(&self.shared, handle)).collect())
+        children.extend(handles.into_iter().map(|handle| Self::new(&self.shared, handle)));
+        Ok(children)
     }
 
     /// Keep the first `num_tokens` tokens (rejected drafts). ValueError unless 1 <= `num_tokens` <= len(seq). A
     /// published block that the cut goes through stays in the table, shared and partial: the next write copies it.
     fn truncate(&self, py: Python<'_>, num_tokens: Given<'_>) -> PyResult<()> {
-        let len = self.checked(py, "truncate", num_tokens.position("num_tokens", 0))?;
+        let len = self.checked(py, "truncate", num_tokens.position("num_tokens", 0, "1 to the sequence's length"))?;
         self.shared.change(py, |pager| pager.truncate(self.handle, len))
     }
 
     /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them
-    /// again.
+    /// again. Slots that this sequence was given and has not committed are void from now on, those of the present
+    /// step included: their blocks may belong to another sequence at the next call, so no kernel may write to them.
     fn preempt(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |pager| pager.preempt(self.handle))
     }
@@ -278,18 +309,11 @@ impl PySequence {
     }
 
     /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does
-    /// nothing and is counted. reason: "finished" or "aborted".
-    #[pyo3(signature = (reason="finished"))]
-    fn release(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        let departure = match reason {
-            "finished" => Departure::Finished,
-            "aborted" => Departure::Aborted,
-            _ if self.released.load(Ordering::Relaxed) => Departure::Finished,
-            _ => {
-                let message = format!("reason must be \"finished\" or \"aborted\", not {reason:?}");
-                return Err(PyValueError::new_err(message));
-            }
-        };
+    /// nothing and is counted. reason: "finished" or "aborted", for the eviction policy to learn from; "lru" and
+    /// "slru" treat both alike. A `with` statement releases as finished, or as aborted if an exception leaves it.
+    #[pyo3(signature = (reason=Given::NOTHING), text_signature = "($self, reason='finished')")]
+    fn release(&self, py: Python<'_>, reason: Given<'_>) -> PyResult<()> {
+        let departure = self.shared.arguments(py, self.departure(&reason))?;
         self.end(py, departure)
     }
 

@@ -67,17 +67,9 @@ impl Shared {
         self.run(py, |guarded| call(&guarded.pager))
     }
 
-    /// The same, after rows of batches have brought home what they keep of their sequences.
-    pub fn read_flushed<R>(
-        &self,
-        py: Python<'_>,
-        flush: impl FnOnce(&mut Pager),
-        call: impl FnOnce(&Pager) -> Result<R, Error>,
-    ) -> PyResult<R> {
-        self.run(py, |guarded| {
-            flush(&mut guarded.pager);
-            call(&guarded.pager)
-        })
+    /// A call that changes nothing that shows: rows of batches may bring home what they keep of their sequences.
+    pub fn look<R>(&self, py: Python<'_>, call: impl FnOnce(&mut Pager) -> Result<R, Error>) -> PyResult<R> {
+        self.run(py, |guarded| call(&mut guarded.pager))
     }
 
     /// A call that may change the pager. Dropped handles are released first, in the order in which they were dropped.
@@ -93,6 +85,15 @@ impl Shared {
                 }
             }
             call(&mut guarded.pager)
+        })
+    }
+
+    /// The arguments of a call that may change the pager. One that they keep from being made still releases the handles
+    /// that were dropped before it.
+    pub fn arguments<T>(&self, py: Python<'_>, arguments: PyResult<T>) -> PyResult<T> {
+        arguments.or_else(|error| {
+            self.change(py, |_| Ok(()))?;
+            Err(error)
         })
     }
 

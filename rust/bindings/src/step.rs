@@ -134,7 +134,7 @@ impl PyStep {
     fn token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
         self.check_open(py, "token_ids")?;
         let batch = self.batch.get();
-        let tokens = batch.shared.change(py, |pager| pager.step_tokens(batch.handle, self.id))?;
+        let tokens = batch.shared.look(py, |pager| pager.step_tokens(batch.handle, self.id))?;
         Ok(PyArray1::from_vec(py, tokens))
     }
 
@@ -204,8 +204,16 @@ impl PyStep {
     ) -> PyResult<Bound<'py, PyArray1<bool>>> {
         let batch = self.batch.get();
         self.check_open(py, "commit")?;
-        let next_tokens = next_tokens.map(|tokens| integers::clamped(tokens, "next_tokens")).transpose()?;
-        let num_accepted = num_accepted.map(|counts| integers::clamped(counts, "num_accepted")).transpose()?;
+        let numbers = |argument: Option<&Bound<'py, PyAny>>, name| {
+            argument.map(|argument| integers::numbers(argument, name)).transpose()
+        };
+        let arguments = numbers(next_tokens, "next_tokens")
+            .and_then(|next_tokens| Ok((next_tokens, numbers(num_accepted, "num_accepted")?)));
+        // What is wrong with them comes after what is wrong with the time of the call.
+        let (next_tokens, num_accepted) = arguments.or_else(|error| {
+            batch.shared.change(py, |pager| pager.check_oldest(batch.handle, self.id))?;
+            Err(error)
+        })?;
         let mut applied = vec![false; self.num_rows];
         batch.shared.change(py, |pager| {
             let outcome =

@@ -8,9 +8,10 @@ use pyo3::IntoPyObjectExt;
 use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::{PyAttributeError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyMemoryView, PyTuple};
+use pyo3::types::{PyFloat, PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
-use crate::buffers::values;
+use crate::arguments::is_bool;
+use crate::buffers::{each_int, values};
 use crate::errors::{allocation_error, shown, to_python, token_error, token_message, token_type_error};
 
 /// Tokens of one call.
@@ -27,13 +28,12 @@ impl Tokens {
     /// The tokens that an argument holds.
     pub fn from_any(tokens: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(list) = tokens.cast::<PyList>() {
-            // A tuple cannot change while an odd item's `__index__` runs, and lends its items without counting
-            // references: 2 ns a token less than reading the list itself.
-            let items = list.as_sequence().to_tuple().map_err(|error| {
-                // Nothing but a lack of memory keeps a list from being copied.
-                if error.is_instance_of::<PyMemoryError>(list.py()) { allocation_error(list.py()) } else { error }
-            })?;
-            return from_tuple(&items);
+            // One of another type may have a mind of its own about its items.
+            return if list.is_exact_instance_of::<PyList>() {
+                from_list(list)
+            } else {
+                from_sequence(list.as_sequence())
+            };
         }
         if let Ok(tuple) = tokens.cast::<PyTuple>() {
             return from_tuple(tuple);
@@ -41,16 +41,19 @@ impl Tokens {
         // Some exporters (ctypes) leave strides out, which a memoryview puts in.
         let buffer =
             PyUntypedBuffer::get(tokens).or_else(|_| PyUntypedBuffer::get(PyMemoryView::from(tokens)?.as_any()));
-        let Ok(buffer) = buffer else {
-            let kind = tokens.get_type().name()?;
-            return Err(token_type_error(
-                tokens.py(),
-                format!("tokens must be a list, a tuple or a buffer of integers, not {kind}"),
-                None,
-                None,
-            ));
-        };
-        from_buffer(tokens, buffer)
+        if let Ok(buffer) = buffer {
+            return from_buffer(tokens, buffer);
+        }
+        // A range, a deque: whatever says that it is a sequence. So do text and a view that was released.
+        if let Ok(sequence) = tokens.cast::<PySequence>()
+            && !tokens.is_instance_of::<PyString>()
+            && !tokens.is_instance_of::<PyMemoryView>()
+        {
+            return from_sequence(sequence);
+        }
+        let kind = tokens.get_type().name()?;
+        let message = format!("tokens must be a sequence or a buffer of integers, not {kind}");
+        Err(token_type_error(tokens.py(), message, None, None))
     }
 
     /// The core's error in terms of what the caller gave: it has read an int32 and a uint32 alike.
@@ -72,6 +75,26 @@ impl Tokens {
             Self::Signed(buffer) => bytemuck::cast_slice(values(buffer, py).unwrap_or_default()),
         }
     }
+}
+
+fn from_list(list: &Bound<'_, PyList>) -> PyResult<Tokens> {
+    let mut tokens = with_capacity(list.len()).map_err(|error| to_python(list.py(), error))?;
+    let are_plain = each_int(list, |value| {
+        let token = Token::try_from(value).ok().filter(|&token| token < TOKEN_END);
+        tokens.extend(token);
+        token.is_some()
+    });
+    // What is odd in it is found, or converted, in a tuple: that cannot change while an item's `__index__` runs.
+    if are_plain { Ok(Tokens::Owned(tokens)) } else { from_sequence(list.as_sequence()) }
+}
+
+fn from_sequence(sequence: &Bound<'_, PySequence>) -> PyResult<Tokens> {
+    let py = sequence.py();
+    let items = sequence.to_tuple().map_err(|error| {
+        // Nothing but a lack of memory keeps a list from being copied.
+        if error.is_instance_of::<PyMemoryError>(py) { allocation_error(py) } else { error }
+    })?;
+    from_tuple(&items)
 }
 
 fn from_tuple(items: &Bound<'_, PyTuple>) -> PyResult<Tokens> {
@@ -104,10 +127,13 @@ fn plain_token(value: &Bound<'_, PyAny>) -> Option<Token> {
 fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Token> {
     let py = value.py();
     let place = position.map_or(String::new(), |position| format!(" at position {position}"));
-    let not_integer = || {
-        token_type_error(py, format!("token{place} must be an integer, not {}", shown(value)), position, Some(value))
+    let not_integer = || match shown(value) {
+        Ok(shown) => {
+            token_type_error(py, format!("token{place} must be an integer, not {shown}"), position, Some(value))
+        }
+        Err(error) => error,
     };
-    if value.is_instance_of::<PyBool>() || value.is_instance_of::<PyFloat>() || value.get_type().name()? == "bool" {
+    if value.is_instance_of::<PyFloat>() || is_bool(value)? {
         return Err(not_integer());
     }
     let index = match value.call_method0("__index__") {
@@ -124,7 +150,7 @@ fn odd_token(value: &Bound<'_, PyAny>, position: Option<usize>) -> PyResult<Toke
     if !index.is_instance_of::<PyInt>() {
         return Err(not_integer());
     }
-    let message = format!("token{place} must be 0..2147483647, not {}", shown(&index));
+    let message = format!("token{place} must be 0 to 2147483647, not {}", shown(&index)?);
     Err(token_error(py, message, position, Some(&index)))
 }
 

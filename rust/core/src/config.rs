@@ -20,7 +20,7 @@ impl PolicyKind {
         match name {
             "lru" => Ok(Self::Lru),
             "slru" => Ok(Self::Slru),
-            _ => Err(Error::Config(format!("policy is {name:?}; choose \"lru\" or \"slru\""))),
+            _ => Err(Error::Config(format!("policy is {name:?}; it must be {POLICIES}"))),
         }
     }
 
@@ -34,6 +34,14 @@ impl PolicyKind {
     }
 }
 
+/// What names a policy, in words.
+pub const POLICIES: &str = "\"lru\" or \"slru\"";
+/// The limits of `num_blocks`, in words.
+pub const NUM_BLOCKS_LIMITS: &str = "1 to 2147483647";
+/// The limits of `block_size`, in words.
+pub const BLOCK_SIZE_LIMITS: &str = "1 to 1024";
+/// The limits of `watermark`, in words.
+pub const WATERMARK_LIMITS: &str = "0 to 1";
 /// Most bytes that an identity or an encoded namespace may have.
 pub const NAME_BYTES_MAX: usize = 1 << 16;
 /// Largest block, in tokens.
@@ -46,11 +54,11 @@ pub const POOL_TOKENS_END: u64 = 1 << 40;
 pub struct Config {
     /// Blocks of the pool, the null block included; below 2^31.
     pub num_blocks: usize,
-    /// Tokens of a block, 1..=1024.
+    /// Tokens of a block, 1 to 1024.
     pub block_size: usize,
     /// Who is evicted.
     pub policy: PolicyKind,
-    /// Share of the usable blocks that an admission must leave free or evictable, 0..=1.
+    /// Share of the usable blocks that an admission must leave free or evictable, 0 to 1.
     pub watermark: f64,
     /// Names weights, dtype, layout and rank in every digest that leaves the process.
     pub identity: Vec<u8>,
@@ -70,16 +78,14 @@ impl Config {
     pub fn validate(&self) -> Result<()> {
         let fail = |message: String| Err(Error::Config(message));
         if self.num_blocks >= 1 << 31 {
-            return fail(format!("num_blocks is {}; the limit is 2147483647", self.num_blocks));
+            return fail(format!("num_blocks is {}; it must be {NUM_BLOCKS_LIMITS}", self.num_blocks));
         }
         if self.usable_blocks() == 0 {
-            return fail(format!(
-                "num_blocks is {}; at least one usable block is needed (the null block is none)",
-                self.num_blocks
-            ));
+            let least = if self.null_block { ", and at least 2 with a null block" } else { "" };
+            return fail(format!("num_blocks is {}; it must be {NUM_BLOCKS_LIMITS}{least}", self.num_blocks));
         }
         if self.block_size == 0 || self.block_size > BLOCK_SIZE_MAX {
-            return fail(format!("block_size is {}; it must be 1..={BLOCK_SIZE_MAX}", self.block_size));
+            return fail(format!("block_size is {}; it must be {BLOCK_SIZE_LIMITS}", self.block_size));
         }
         if self.num_blocks as u64 * self.block_size as u64 >= POOL_TOKENS_END {
             return fail(format!(
@@ -88,7 +94,7 @@ impl Config {
             ));
         }
         if !(0.0..=1.0).contains(&self.watermark) {
-            return fail(format!("watermark is {}; it must be 0.0..=1.0", self.watermark));
+            return fail(format!("watermark is {}; it must be {WATERMARK_LIMITS}", self.watermark));
         }
         check_identity(&self.identity)
     }
@@ -179,7 +185,7 @@ mod tests {
         }
         assert_eq!(
             PolicyKind::from_name("LRU"),
-            Err(Error::Config("policy is \"LRU\"; choose \"lru\" or \"slru\"".to_owned()))
+            Err(Error::Config("policy is \"LRU\"; it must be \"lru\" or \"slru\"".to_owned()))
         );
     }
 }

@@ -23,6 +23,8 @@ pub enum Error {
         total: usize,
         /// Rows of a batch that did not fit into what the rows before them left.
         rows: Box<[u32]>,
+        /// Of those needed, the watermark's reserve, if that refused; else 0.
+        reserve: usize,
     },
     /// The request is larger than the pool: waiting will not help.
     NeverFits {
@@ -42,7 +44,7 @@ pub enum Error {
     },
     /// A step, or a sequence that an open step names, was used out of order.
     Step(String),
-    /// A token outside 0..=2^31-1.
+    /// A token outside 0 to 2^31-1.
     Token {
         /// Its position in the argument.
         position: usize,
@@ -70,7 +72,7 @@ impl fmt::Display for Error {
             }
             Self::Stale { sequence, state, call } => write!(f, "{call}: sequence {sequence} is {state}"),
             Self::Token { position, value } => {
-                write!(f, "token {value} at position {position} is outside 0..=2147483647")
+                write!(f, "token {value} at position {position} is outside 0 to 2147483647")
             }
             Self::EmptyPrompt => f.write_str("an empty prompt"),
             Self::Config(message) | Self::Value(message) | Self::Step(message) => f.write_str(message),

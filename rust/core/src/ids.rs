@@ -4,7 +4,7 @@
 /// to tokens.
 pub type BlockId = u32;
 
-/// A token's value, 0..=2^31-1.
+/// A token's value, 0 to 2^31-1.
 pub type Token = u32;
 
 /// The first value that a token may not have.

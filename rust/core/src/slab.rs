@@ -90,11 +90,14 @@ impl<T> Slab<T> {
         self.free.push(handle.slot);
     }
 
-    /// The handles of all elements.
+    /// The handles of all elements, oldest first.
     #[must_use]
     pub fn handles(&self) -> Vec<Handle> {
         let present = self.slots.iter().enumerate().filter(|(_, (_, element))| element.is_some());
-        present.map(|(slot, (serial, _))| Handle { slot: slot as u32, serial: *serial }).collect()
+        let mut handles: Vec<Handle> =
+            present.map(|(slot, (serial, _))| Handle { slot: slot as u32, serial: *serial }).collect();
+        handles.sort_unstable_by_key(|handle| handle.serial);
+        handles
     }
 
     /// All elements, in no order that means anything.

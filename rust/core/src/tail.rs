@@ -127,8 +127,9 @@ impl Tail {
         for piece in tokens.chunks(full * block_size) {
             let blocks = piece.len().div_ceil(block_size);
             let capacity = if blocks < GROWTH_BLOCKS { GROWTH_BLOCKS.min(full) } else { blocks };
-            pieces.push_back(Run::with_tokens(piece, capacity, block_size)?);
-            bits |= union_of_bits(piece);
+            let (run, more) = Run::with_tokens_and_bits(piece, capacity, block_size)?;
+            pieces.push_back(run);
+            bits |= more;
         }
         *self = Self { pieces, skip: 0, len: tokens.len() };
         Ok(bits)

@@ -32,7 +32,7 @@ fn i3_colliding_hashes_change_no_answer() {
             }
         }
         for other in &others {
-            assert_eq!(dump(&other.pager, true), dump(&strong.pager, true), "KVPAGER_SEED={seed}");
+            assert_eq!(dump(&other.pager, true).unwrap(), dump(&strong.pager, true).unwrap(), "KVPAGER_SEED={seed}");
             assert_sound(&other.pager);
         }
     }

@@ -75,7 +75,7 @@ fn fastest(times: usize, mut work: impl FnMut()) -> Duration {
 fn l8_a_deep_tree_is_evicted_forgotten_reset_and_drawn_without_recursion() {
     on_a_small_stack(|| {
         let (mut pager, tokens) = deep_tree(DEEP, PolicyKind::Lru);
-        assert_eq!(dump(&pager, true).lines().filter(|line| line.contains("100000 blocks")).count(), 1);
+        assert_eq!(dump(&pager, true).unwrap().lines().filter(|line| line.contains("100000 blocks")).count(), 1);
 
         // Half of it makes room for another chain, tail first.
         let other: Vec<Token> = tokens.iter().map(|token| token ^ 1).collect();

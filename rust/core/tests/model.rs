@@ -27,15 +27,15 @@ fn run(seed: u64, tally: &mut Tally) -> Counters {
     let mut naive = Naive::new(config.clone());
     let mut story = Story::new(rng, &config);
     let mut driver = Driver::new(Pager::new(config).unwrap());
-    let mut before = dump(&driver.pager, true);
+    let mut before = dump(&driver.pager, true).unwrap();
     for nth in 0..CALLS {
         let call = story.next(&driver);
         let expected = naive.apply(&call);
         let answer = driver.apply(&call);
         assert_eq!(answer, expected, "KVPAGER_SEED={seed}, call {nth}: {call:?}\nbefore:\n{before}");
-        let violations = check(&driver.pager);
+        let violations = check(&driver.pager).unwrap();
         assert!(violations.is_empty(), "KVPAGER_SEED={seed}, call {nth}: {call:?}: {violations:#?}\nbefore:\n{before}");
-        let after = dump(&driver.pager, true);
+        let after = dump(&driver.pager, true).unwrap();
         let wanted = draw(&naive);
         assert!(
             after == wanted,
@@ -100,6 +100,6 @@ fn a_deep_tree_is_drawn_as_the_naive_pager_draws_it() {
             assert_eq!(driver.apply(&call), naive.apply(&call));
         }
     }
-    assert_eq!(dump(&driver.pager, true), draw(&naive));
-    assert!(dump(&driver.pager, false).contains("\n90: "));
+    assert_eq!(dump(&driver.pager, true).unwrap(), draw(&naive));
+    assert!(dump(&driver.pager, false).unwrap().contains("\n90: "));
 }

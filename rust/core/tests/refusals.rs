@@ -32,11 +32,11 @@ fn refuse_each(history: &[Call], make: &dyn Fn() -> Pager, seed: u64) -> usize {
     let (call, before) = history.split_last().unwrap();
     for nth in 0.. {
         let mut driver = after(before, make);
-        let drawn = dump(&driver.pager, true);
+        let drawn = dump(&driver.pager, true).unwrap();
         let (answer, was_refused) = refuse_nth(nth, || driver.apply(call));
         assert_sound(&driver.pager);
         if answer == Answer::Refused(Error::Memory) {
-            assert_eq!(dump(&driver.pager, true), drawn, "I7: KVPAGER_SEED={seed}: {call:?}, request {nth}");
+            assert_eq!(dump(&driver.pager, true).unwrap(), drawn, "I7: KVPAGER_SEED={seed}: {call:?}, request {nth}");
         }
         if !was_refused {
             return nth;

@@ -25,7 +25,7 @@ use crate::memory::with_capacity;
 
 pub use arrays::Arrays;
 pub use plan::{Growth, LentCopy, Plan, Planned};
-pub use shape::{BUFFERS_MAX, MAX_SEQS_LIMIT, Shape};
+pub use shape::{BUFFERS_LIMITS, BUFFERS_MAX, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 
 /// Most tokens that wait in a row.
 pub const PENDING_MAX: usize = 16 + BUFFERS_MAX;

@@ -22,12 +22,6 @@ pub struct Planned {
 impl Planned {
     /// A row that was left out.
     pub const NOTHING: Self = Self { end: 0, num: 0, drafts: 0, has_placeholder: false, is_named: false };
-
-    /// Tokens that the step added to the sequence.
-    #[must_use]
-    pub const fn added(&self) -> u32 {
-        self.drafts + self.has_placeholder as u32
-    }
 }
 
 /// Blocks that a step appended to a table.
@@ -39,6 +33,8 @@ pub struct Growth {
     pub before: u32,
     /// Entries after.
     pub after: u32,
+    /// Tokens of the sequence before.
+    pub len: u32,
 }
 
 /// A copy that a step handed out.

@@ -4,10 +4,14 @@ use crate::error::{Error, Result};
 
 /// Most buffers.
 pub const BUFFERS_MAX: usize = 4;
+/// The limits of `buffers`, in words.
+pub const BUFFERS_LIMITS: &str = "1 to 4";
+/// The limits of `max_seqs`, in words.
+pub const MAX_SEQS_LIMITS: &str = "1 to 65536";
+/// The limits of `max_blocks` and `max_tokens`, in words.
+pub const COUNT_LIMITS: &str = "1 to 2147483647";
 
-/// Most rows.
-pub const MAX_SEQS_LIMIT: usize = 65_536;
-
+const MAX_SEQS_END: usize = 65_537;
 const ELEMENTS_END: usize = 1 << 31;
 
 /// How large a batch is, and what its arrays hold where there is nothing.
@@ -35,16 +39,16 @@ impl Shape {
     /// # Errors
     /// `Config`.
     pub fn validate(&self) -> Result<()> {
-        let within = |name: &str, value: usize, most: usize| {
-            if (1..=most).contains(&value) {
-                return Ok(());
+        for (name, value, end, limits) in [
+            ("max_seqs", self.max_seqs, MAX_SEQS_END, MAX_SEQS_LIMITS),
+            ("max_blocks", self.max_blocks, ELEMENTS_END, COUNT_LIMITS),
+            ("max_tokens", self.max_tokens, ELEMENTS_END, COUNT_LIMITS),
+            ("buffers", self.buffers, BUFFERS_MAX + 1, BUFFERS_LIMITS),
+        ] {
+            if value == 0 || value >= end {
+                return Err(Error::Config(format!("{name} is {value}; it must be {limits}")));
             }
-            Err(Error::Config(format!("{name} is {value}: it must be 1 to {most}")))
-        };
-        within("max_seqs", self.max_seqs, MAX_SEQS_LIMIT)?;
-        within("max_blocks", self.max_blocks, ELEMENTS_END - 1)?;
-        within("max_tokens", self.max_tokens, ELEMENTS_END - 1)?;
-        within("buffers", self.buffers, BUFFERS_MAX)?;
+        }
         let elements = self.max_seqs.saturating_mul(self.max_blocks).max(self.max_tokens).saturating_mul(self.buffers);
         if elements >= ELEMENTS_END {
             return Err(Error::Config(format!(

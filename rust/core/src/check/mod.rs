@@ -9,44 +9,41 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
-use crate::ids::{BlockId, NodeId};
+use crate::error::Result;
+use crate::ids::BlockId;
+use crate::memory::zeroed;
 use crate::pager::Pager;
 
 /// All violations, worst never hidden by the first. Empty if every promise holds.
-#[must_use]
-pub fn check(pager: &Pager) -> Vec<String> {
-    let mut checker = Checker {
-        pager,
-        violations: Vec::new(),
-        pins: BTreeMap::new(),
-        private: BTreeMap::new(),
-        extra: BTreeMap::new(),
-    };
-    checker.check_tree();
+///
+/// # Errors
+/// `Memory` if the allocator refuses what the recount needs: a few words for each block and node.
+pub fn check(pager: &Pager) -> Result<Vec<String>> {
+    let pins = zeroed(pager.index.num_node_slots())?;
+    let mut checker = Checker { pager, violations: Vec::new(), pins, private: Vec::new(), extra: Vec::new() };
+    checker.check_tree()?;
     if checker.violations.is_empty() {
         // What hangs in a broken tree cannot be recounted.
-        checker.check_sequences();
+        checker.check_sequences()?;
         checker.check_batches();
-        checker.check_copies();
-        checker.check_holds();
-        checker.check_queues();
-        checker.check_conservation();
+        checker.check_copies()?;
+        checker.check_holds()?;
+        checker.check_queues()?;
+        checker.check_conservation()?;
     }
-    checker.violations
+    Ok(checker.violations)
 }
 
 /// What has been recounted so far.
 struct Checker<'a> {
     pager: &'a Pager,
     violations: Vec<String>,
-    /// Pins that each node should have.
-    pins: BTreeMap<NodeId, u32>,
-    /// Holders that each private block should have.
-    private: BTreeMap<BlockId, u32>,
-    /// Holds beside paths that each indexed block should have.
-    extra: BTreeMap<BlockId, u32>,
+    /// Pins that each node should have, by its index.
+    pins: Vec<u32>,
+    /// Private blocks, once for each holder they should have.
+    private: Vec<BlockId>,
+    /// Indexed blocks, once for each hold beside paths they should have.
+    extra: Vec<BlockId>,
 }
 
 impl Checker<'_> {

@@ -1,22 +1,25 @@
 //! I1, I2, I6: each block is in one place; queues hold what is idle, children before parents.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::Checker;
 use crate::blocks::State as BlockState;
-use crate::ids::{BlockId, NodeId};
+use crate::error::Result;
+use crate::ids::BlockId;
+use crate::memory::zeroed;
 
 impl Checker<'_> {
-    pub(super) fn check_queues(&mut self) {
+    pub(super) fn check_queues(&mut self) -> Result<()> {
         let pager = self.pager;
-        let mut place: BTreeMap<NodeId, usize> = BTreeMap::new();
+        // By the node's index, counted from 1; 0 is in no queue.
+        let mut place = zeroed(pager.index.num_node_slots())?;
+        let mut nth = 0;
         for (name, queue) in pager.evict.iter_queues() {
             let mut blocks = 0;
             for id in pager.evict.iter(queue) {
-                let nth = place.len();
+                nth += 1;
                 let is_idle = pager.index[id].in_use() && pager.index.is_live(id) && !pager.index[id].is_held();
                 self.expect(is_idle, || format!("I2: {id:?} waits in queue {name} but is not idle"));
-                self.expect(place.insert(id, nth).is_none(), || format!("I2: {id:?} waits twice"));
+                let before = std::mem::replace(&mut place[id.index()], nth);
+                self.expect(before == 0, || format!("I2: {id:?} waits twice"));
                 blocks += pager.index[id].run.len();
             }
             self.expect(blocks == queue.blocks(), || {
@@ -27,27 +30,23 @@ impl Checker<'_> {
             if !pager.index.is_live(id) || node.is_held() {
                 continue;
             }
-            let Some(nth) = place.get(&id) else {
-                self.violations.push(format!("I2: {id:?} is idle and waits in no queue"));
-                continue;
-            };
-            if let Some(above) = place.get(&node.parent) {
-                self.expect(nth < above, || format!("I6: {:?} would be evicted before its child {id:?}", node.parent));
-            }
+            let nth = place[id.index()];
+            self.expect(nth > 0, || format!("I2: {id:?} is idle and waits in no queue"));
+            let above = if node.parent.is_root() { 0 } else { place[node.parent.index()] };
+            self.expect(above == 0 || nth < above, || {
+                format!("I6: {:?} would be evicted before its child {id:?}", node.parent)
+            });
         }
+        Ok(())
     }
 
     /// I1 and I2: the states partition the pool.
-    pub(super) fn check_conservation(&mut self) {
+    pub(super) fn check_conservation(&mut self) -> Result<()> {
         let pager = self.pager;
         let block_size = pager.config().block_size;
-        let mut seen: BTreeSet<BlockId> = BTreeSet::new();
-        let mut twice: Vec<BlockId> = Vec::new();
-        let mut note = |block: BlockId| {
-            if !seen.insert(block) {
-                twice.push(block);
-            }
-        };
+        // How often each block has been found.
+        let mut seen: Vec<u8> = zeroed(pager.config().num_blocks)?;
+        let mut note = |block: BlockId| seen[block as usize] = seen[block as usize].saturating_add(1);
 
         let (mut free, mut stale, mut cached, mut active) = (0, 0, 0, 0);
         for block in pager.blocks.iter_free() {
@@ -65,11 +64,11 @@ impl Checker<'_> {
                 cached += node.run.len();
             }
         }
-        for &block in self.private.keys() {
+        for blocks in self.private.chunk_by(|a, b| a == b) {
             active += 1;
-            note(block);
+            note(blocks[0]);
         }
-        for block in twice {
+        for (block, _) in seen.iter().enumerate().filter(|&(_, &times)| times > 1) {
             self.violations.push(format!("I2: block {block} is in two places"));
         }
         let wrong: Vec<BlockId> =
@@ -88,5 +87,6 @@ impl Checker<'_> {
         self.expect(total == stats.total_blocks, || {
             format!("I1: {total} blocks are accounted for, of {}", stats.total_blocks)
         });
+        Ok(())
     }
 }

@@ -1,13 +1,17 @@
 //! What sequences say of themselves, and what they and the queued copies hold.
 
+use std::fmt;
+
 use super::Checker;
 use crate::batch::Batch;
 use crate::blocks::State as BlockState;
-use crate::ids::{BlockId, NodeId};
+use crate::error::Result;
+use crate::ids::BlockId;
+use crate::memory::{self, with_capacity, zeroed};
 use crate::sequence::{Sequence, State};
 
 impl Checker<'_> {
-    pub(super) fn check_sequences(&mut self) {
+    pub(super) fn check_sequences(&mut self) -> Result<()> {
         let pager = self.pager;
         let (mut running, mut pinned, mut preempted) = (0, 0, 0);
         for sequence in pager.sequences.iter() {
@@ -15,7 +19,7 @@ impl Checker<'_> {
                 State::Running => {
                     running += 1;
                     pinned += usize::from(sequence.pinned);
-                    self.check_running(sequence);
+                    self.check_running(sequence)?;
                 }
                 State::Preempted => {
                     preempted += 1;
@@ -32,6 +36,7 @@ impl Checker<'_> {
         self.expect(counted == (running, pinned, preempted), || {
             format!("I1: sequences are counted {counted:?} and are {:?}", (running, pinned, preempted))
         });
+        Ok(())
     }
 
     fn check_positions(&mut self, sequence: &Sequence) {
@@ -53,11 +58,11 @@ impl Checker<'_> {
         });
     }
 
-    fn check_running(&mut self, sequence: &Sequence) {
+    fn check_running(&mut self, sequence: &Sequence) -> Result<()> {
         let (pager, block_size) = (self.pager, self.pager.config().block_size);
         let serial = sequence.serial;
         let planned = pager.num_planned(sequence);
-        let blocks = planned.max(1).div_ceil(block_size);
+        let blocks = planned.max(sequence.len - 1).div_ceil(block_size);
         self.expect(sequence.table.len() >= blocks, || {
             format!("I2: sequence {serial} needs {blocks} blocks and its table has {}", sequence.table.len())
         });
@@ -75,7 +80,9 @@ impl Checker<'_> {
         let mut path: Vec<BlockId> = Vec::new();
         let mut node = sequence.end;
         while !node.is_root() {
-            path.extend(pager.index[node].run.blocks(block_size).iter().rev());
+            let blocks = pager.index[node].run.blocks(block_size);
+            path.try_reserve(blocks.len())?;
+            path.extend(blocks.iter().rev());
             node = pager.index[node].parent;
         }
         path.reverse();
@@ -86,10 +93,10 @@ impl Checker<'_> {
                 path.len(),
                 sequence.path_blocks
             ));
-            return;
+            return Ok(());
         }
         if !sequence.end.is_root() {
-            *self.pins.entry(sequence.end).or_insert(0) += 1;
+            self.pins[sequence.end.index()] += 1;
         }
         let first_duplicate =
             (0..path.len()).find(|&at| path[at] != sequence.table[at]).unwrap_or(Sequence::NO_DUPLICATE);
@@ -98,45 +105,55 @@ impl Checker<'_> {
         });
         for (position, &block) in sequence.table.iter().enumerate() {
             if path.get(position) != Some(&block) {
-                self.count_hold(block, &format!("sequence {serial}"));
+                self.count_hold(block, format_args!("sequence {serial}"))?;
             }
         }
-        let mut sorted = sequence.table.clone();
+        let mut sorted = path;
+        sorted.clear();
+        sorted.try_reserve(sequence.table.len())?;
+        sorted.extend_from_slice(&sequence.table);
         sorted.sort_unstable();
         sorted.dedup();
         self.expect(sorted.len() == sequence.table.len(), || format!("I2: sequence {serial} has a block twice"));
+        Ok(())
     }
 
     /// Somebody holds a block that no path of his leads to.
-    fn count_hold(&mut self, block: BlockId, holder: &str) {
+    fn count_hold(&mut self, block: BlockId, holder: fmt::Arguments<'_>) -> Result<()> {
         match self.pager.blocks.state(block) {
-            BlockState::Private(_) => *self.private.entry(block).or_insert(0) += 1,
-            BlockState::Indexed => *self.extra.entry(block).or_insert(0) += 1,
+            BlockState::Private(_) => memory::push(&mut self.private, block)?,
+            BlockState::Indexed => memory::push(&mut self.extra, block)?,
             BlockState::Free => self.violations.push(format!("I2: {holder} holds free block {block}")),
         }
+        Ok(())
     }
 
-    pub(super) fn check_copies(&mut self) {
-        let lent = self.pager.batches.iter().flat_map(Batch::lent_copies);
-        for copy in lent {
-            self.count_hold(copy.source, &format!("the lent copy into {}", copy.target));
+    pub(super) fn check_copies(&mut self) -> Result<()> {
+        for copy in self.pager.batches.iter().flat_map(Batch::lent_copies) {
+            self.count_hold(copy.source, format_args!("the lent copy into {}", copy.target))?;
         }
-        let copies: Vec<_> = self.pager.copies.iter().collect();
-        for &(source, target) in &copies {
-            self.count_hold(source, &format!("the copy into {target}"));
-            let is_both = copies.iter().any(|&(_, other)| other == source);
+        let copies = &self.pager.copies;
+        let mut targets = with_capacity(copies.len())?;
+        targets.extend(copies.iter().map(|(_, target)| target));
+        targets.sort_unstable();
+        for (source, target) in copies.iter() {
+            self.count_hold(source, format_args!("the copy into {target}"))?;
+            let is_both = targets.binary_search(&source).is_ok();
             self.expect(!is_both, || format!("I9: block {source} is source and target of queued copies"));
             self.expect(self.pager.blocks.state(target) != BlockState::Free, || {
                 format!("I9: a copy into free block {target} is queued")
             });
         }
+        Ok(())
     }
 
     /// I2: counted holders are the holders there are.
-    pub(super) fn check_holds(&mut self) {
+    pub(super) fn check_holds(&mut self) -> Result<()> {
         let pager = self.pager;
+        self.private.sort_unstable();
+        self.extra.sort_unstable();
         for block in 0..pager.config().num_blocks as BlockId {
-            let expected = self.private.get(&block).copied().unwrap_or(0);
+            let expected = times(&self.private, block);
             if let BlockState::Private(holders) = pager.blocks.state(block) {
                 self.expect(holders == expected, || {
                     format!("I2: private block {block} counts {holders} holders and has {expected}")
@@ -144,27 +161,39 @@ impl Checker<'_> {
             }
         }
         for (&block, extra) in &pager.extra_holds {
-            let expected = self.extra.remove(&block).unwrap_or(0);
+            let expected = times(&self.extra, block);
             self.expect(extra.holds == expected, || {
                 format!("I2: indexed block {block} counts {} holds beside paths and has {expected}", extra.holds)
             });
             let node = &pager.index[extra.node];
             let is_last = node.run.blocks(pager.config().block_size).last() == Some(&block);
             self.expect(is_last, || format!("I2: block {block} is held but not the last of {:?}", extra.node));
-            *self.pins.entry(extra.node).or_insert(0) += extra.holds;
+            self.pins[extra.node.index()] += extra.holds;
         }
-        for block in std::mem::take(&mut self.extra).into_keys() {
-            self.violations.push(format!("I2: indexed block {block} is held beside paths and nobody counts it"));
+        for blocks in std::mem::take(&mut self.extra).chunk_by(|a, b| a == b) {
+            let block = blocks[0];
+            self.expect(pager.extra_holds.contains_key(&block), || {
+                format!("I2: indexed block {block} is held beside paths and nobody counts it")
+            });
         }
-        let nodes: Vec<NodeId> = pager.index.nodes().map(|(id, _)| id).collect();
-        for id in nodes {
-            let node = &pager.index[id];
-            let expected = self.pins.get(&id).copied().unwrap_or(0);
+        let mut held_children = zeroed(pager.index.num_node_slots())?;
+        for (_, child) in pager.index.nodes().filter(|(_, child)| child.is_held() && !child.parent.is_root()) {
+            held_children[child.parent.index()] += 1;
+        }
+        for (id, node) in pager.index.nodes() {
+            let expected = self.pins[id.index()];
             self.expect(node.pins == expected, || format!("I2: {id:?} counts {} pins and has {expected}", node.pins));
-            let held = pager.index.nodes().filter(|(_, child)| child.parent == id && child.is_held()).count();
-            self.expect(node.held_children as usize == held, || {
+            let held = held_children[id.index()];
+            self.expect(node.held_children == held, || {
                 format!("I2: {id:?} counts {} held children and has {held}", node.held_children)
             });
         }
+        Ok(())
     }
+}
+
+/// How often a block is in a sorted list.
+fn times(sorted: &[BlockId], block: BlockId) -> u32 {
+    let start = sorted.partition_point(|&other| other < block);
+    sorted[start..].iter().take_while(|&&other| other == block).count() as u32
 }

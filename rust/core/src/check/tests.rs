@@ -110,7 +110,7 @@ fn start(pager: &mut Pager, tokens: &[Token], namespace: &[u8]) -> Handle {
 fn expect(id: &str, words: &str, break_it: impl FnOnce(&mut Scene)) {
     let mut scene = Scene::new();
     break_it(&mut scene);
-    let violations = check(&scene.pager);
+    let violations = check(&scene.pager).unwrap();
     let is_reported = violations.iter().any(|violation| violation.starts_with(id) && violation.contains(words));
     assert!(is_reported, "expected {id}: {words:?}, got {violations:#?}");
 }
@@ -118,7 +118,7 @@ fn expect(id: &str, words: &str, break_it: impl FnOnce(&mut Scene)) {
 #[test]
 fn a_healthy_pager_has_no_violation() {
     let scene = Scene::new();
-    assert_eq!(check(&scene.pager), [] as [String; 0], "{}", dump(&scene.pager, true));
+    assert_eq!(check(&scene.pager).unwrap(), [] as [String; 0], "{}", dump(&scene.pager, true).unwrap());
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn all_violations_are_reported() {
     scene.with(scene.running, |sequence| sequence.num_cached = 99);
     let block = scene.block_of(scene.cached());
     scene.pager.blocks.break_state(block, 1);
-    let violations = check(&scene.pager);
+    let violations = check(&scene.pager).unwrap();
     for id in ["I1", "I2", "I4"] {
         assert!(violations.iter().any(|violation| violation.starts_with(id)), "{id} is missing in {violations:#?}");
     }

@@ -1,22 +1,24 @@
 //! I3, I5, I6: the tree is a tree, whole, findable, and made of full blocks.
 
 use super::Checker;
+use crate::error::Result;
 use crate::ids::{NodeId, TOKEN_END};
+use crate::memory;
 
 impl Checker<'_> {
-    pub(super) fn check_tree(&mut self) {
-        let nodes: Vec<NodeId> = self.pager.index.nodes().map(|(id, _)| id).collect();
-        for &id in &nodes {
+    pub(super) fn check_tree(&mut self) -> Result<()> {
+        let index = &self.pager.index;
+        for (id, _) in index.nodes() {
             self.check_node(id);
         }
         if !self.violations.is_empty() {
-            return;
+            return Ok(());
         }
-        for &id in &nodes {
+        for (id, _) in index.nodes() {
             self.check_children(id);
         }
         self.check_roots();
-        self.check_reach(&nodes);
+        self.check_reach()
     }
 
     fn check_node(&mut self, id: NodeId) {
@@ -68,9 +70,7 @@ impl Checker<'_> {
 
     fn check_roots(&mut self) {
         let index = &self.pager.index;
-        let roots: Vec<NodeId> = index.roots().map(|(id, _)| id).collect();
-        for id in roots {
-            let root = index.root(id);
+        for (id, root) in index.roots() {
             if index.is_live(id) {
                 let found = index.find_root(&root.name);
                 self.expect(found == Some(id), || format!("I3: namespace {id:?} is looked for and {found:?} is found"));
@@ -88,23 +88,28 @@ impl Checker<'_> {
     }
 
     /// Every live node can be walked to from a root.
-    fn check_reach(&mut self, nodes: &[NodeId]) {
+    fn check_reach(&mut self) -> Result<()> {
         let index = &self.pager.index;
-        let mut stack: Vec<NodeId> = index.roots().map(|(id, _)| id).filter(|&id| index.is_live(id)).collect();
+        let mut stack: Vec<NodeId> = Vec::new();
+        for (id, _) in index.roots().filter(|&(id, _)| index.is_live(id)) {
+            memory::push(&mut stack, id)?;
+        }
+        let nodes = index.nodes().count();
         let mut reached = 0;
         while let Some(id) = stack.pop() {
             let mut next = index.first_child(id);
             while let Some(child) = next.some() {
                 reached += 1;
-                if reached > nodes.len() {
+                if reached > nodes {
                     self.violations.push("I6: the tree has a circle".to_owned());
-                    return;
+                    return Ok(());
                 }
-                stack.push(child);
+                memory::push(&mut stack, child)?;
                 next = index[child].younger;
             }
         }
-        let live = nodes.iter().filter(|&&id| index.is_live(id)).count();
+        let live = index.nodes().filter(|&(id, _)| index.is_live(id)).count();
         self.expect(reached == live, || format!("I6: {live} nodes are indexed and {reached} can be reached"));
+        Ok(())
     }
 }

@@ -104,7 +104,7 @@ impl Index {
         &mut self.roots[id.index()]
     }
 
-    /// First and last child of a node or root.
+    /// The first child of a node or root.
     #[must_use]
     pub fn first_child(&self, id: NodeId) -> NodeId {
         if id.is_root() { self.root(id).first_child } else { self[id].first_child }
@@ -257,7 +257,9 @@ impl Index {
         NodeId::node(self.nodes.len() as u32 - 1)
     }
 
-    fn last_child(&self, id: NodeId) -> NodeId {
+    /// The last child of a node or root.
+    #[must_use]
+    pub fn last_child(&self, id: NodeId) -> NodeId {
         if id.is_root() { self.root(id).last_child } else { self[id].last_child }
     }
 
@@ -367,6 +369,12 @@ impl Index {
             .enumerate()
             .filter(|(_, root)| root.in_use())
             .map(|(index, root)| (NodeId::root(index as u32), root))
+    }
+
+    /// Slots that any node has had: indices of nodes are below this.
+    #[must_use]
+    pub const fn num_node_slots(&self) -> usize {
+        self.nodes.len()
     }
 
     /// All nodes in use, dead ones included, in no order that means anything.

@@ -150,8 +150,9 @@ impl Pager {
         let reserve = if others > 0 { self.config.reserve_blocks() } else { 0 };
         if needed + reserve > free + evictable {
             check_tokens(tokens, 0)?;
-            let needed = if needed > free + evictable { needed } else { needed + reserve };
-            return Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, rows: Box::default() });
+            let reserve = if needed > free + evictable { 0 } else { reserve };
+            let (needed, total) = (needed + reserve, self.config.num_blocks);
+            return Err(Error::OutOfBlocks { needed, free, evictable, total, rows: Box::default(), reserve });
         }
         Ok(admission)
     }

@@ -58,7 +58,7 @@ impl Pager {
             let planned = pager.num_planned(sequence);
             if !(planned <= start && start <= stop && stop <= sequence.len) {
                 return Err(Error::Value(format!(
-                    "slots({start}, {stop}): expected num_planned {planned} <= start <= stop <= len {}; what is committed, or given to a step, is not given again",
+                    "start is {start} and stop is {stop}; it must hold that {planned} (num_planned) <= start <= stop <= {} (len): what is committed, or given to a step, is not given again",
                     sequence.len
                 )));
             }
@@ -77,14 +77,17 @@ impl Pager {
 
     /// The copies that calls on single sequences asked for, (source, target) each, in the order of asking. The queue
     /// is empty then.
-    pub fn take_copies(&mut self) -> Vec<(BlockId, BlockId)> {
-        let mut taken = Vec::with_capacity(self.copies.len());
+    ///
+    /// # Errors
+    /// `Memory`; the queue is as it was then.
+    pub fn take_copies(&mut self) -> Result<Vec<[BlockId; 2]>> {
+        let mut taken = with_capacity(self.copies.len())?;
         while let Some((source, target)) = self.copies.pop() {
-            taken.push((source, target));
+            taken.push([source, target]);
             self.let_go_of_block(source, Context::COPY);
         }
         self.counters.copies += taken.len() as u64;
-        taken
+        Ok(taken)
     }
 
     fn grow(&mut self, sequence: &mut Sequence, tokens: &[Token]) -> Result<()> {

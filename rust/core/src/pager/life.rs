@@ -12,37 +12,55 @@ use crate::sequence::{Sequence, State};
 use crate::tail::Tail;
 
 /// Most children of one call: a slip of the caller must not use up the machine.
-const FORK_MAX: usize = 65_536;
+pub pub(super) const FORK_MAX: usize = 65_536;
+/// Most tokens of all children of one call, unless it is one child. Each has a table and an unpublished tail of its
+/// own: without a bound, 65,536 children of a long prompt would copy gigabytes while every other call waits.
+const FORK_TOKENS_MAX: usize = 1 << 28;
 
 impl Pager {
     /// `count` children that share every block.
     ///
     /// # Errors
-    /// `Stale`; `Value` for no child or too many; `Memory`.
+    /// `Stale`; `Value` for no child or too many (65,536, or 2^28 tokens in all of them); `Memory`.
     pub fn fork(&mut self, handle: Handle, count: usize) -> Result<Vec<Handle>> {
         self.with_running(handle, "fork", |pager, sequence| {
-            let room = HOLDERS_MAX as usize - pager.num_running - pager.num_preempted;
-            if count == 0 || count > FORK_MAX.min(room) {
-                return Err(Error::Value(format!("fork({count}): expected 1..={}", FORK_MAX.min(room))));
-            }
-            let mut children = with_capacity(count)?;
+            let children = pager.children_of(sequence, count)?;
             let mut handles = with_capacity(count)?;
             pager.sequences.reserve(count)?;
-            for _ in 0..count {
-                children.push(pager.child_of(sequence)?);
-            }
-            let more = count as u32;
-            pager.index.root_mut(sequence.root).pins += more;
-            pager.hold(sequence.end, more);
-            let shared = children[0].table.len();
-            pager.each_table_only(sequence, 0..shared, |pager, block| pager.hold_block(block, more));
-            pager.num_running += count;
-            for mut child in children {
-                child.serial = pager.sequences.next_serial();
-                handles.push(pager.sequences.insert(child));
-            }
+            pager.adopt(sequence, children, &mut handles);
             Ok(handles)
         })
+    }
+
+    /// Children that hold nothing yet.
+    pub(super) fn children_of(&self, parent: &Sequence, count: usize) -> Result<Vec<Box<Sequence>>> {
+        let room = HOLDERS_MAX as usize - self.num_running - self.num_preempted;
+        let limit = FORK_MAX.min(room).min((FORK_TOKENS_MAX / parent.len).max(1));
+        if count == 0 || count > limit {
+            let len = parent.len;
+            return Err(Error::Value(format!(
+                "n is {count}; it must be 1 to {limit} for a sequence of {len} tokens: {FORK_MAX} children and {FORK_TOKENS_MAX} tokens in all of them, at most"
+            )));
+        }
+        let mut children = with_capacity(count)?;
+        for _ in 0..count {
+            children.push(self.child_of(parent)?);
+        }
+        Ok(children)
+    }
+
+    /// The children hold what their parent holds, and run. There is room for them.
+    pub(super) fn adopt(&mut self, parent: &Sequence, children: Vec<Box<Sequence>>, handles: &mut Vec<Handle>) {
+        let count = children.len();
+        let (more, shared) = (count as u32, children.first().map_or(0, |child| child.table.len()));
+        self.index.root_mut(parent.root).pins += more;
+        self.hold(parent.end, more);
+        self.each_table_only(parent, 0..shared, |pager, block| pager.hold_block(block, more));
+        self.num_running += count;
+        for mut child in children {
+            child.serial = self.sequences.next_serial();
+            handles.push(self.sequences.insert(child));
+        }
     }
 
     /// A child knows what is known, and shares the blocks of that.
@@ -70,7 +88,10 @@ impl Pager {
     pub fn truncate(&mut self, handle: Handle, len: usize) -> Result<()> {
         self.with_running(handle, "truncate", |pager, sequence| {
             if len == 0 || len > sequence.len {
-                return Err(Error::Value(format!("truncate({len}): expected 1..={}", sequence.len)));
+                return Err(Error::Value(format!(
+                    "num_tokens is {len}; it must be 1 to {}, the sequence's length",
+                    sequence.len
+                )));
             }
             if len / pager.config.block_size < sequence.path_blocks {
                 pager.cut_path(sequence, len)?;

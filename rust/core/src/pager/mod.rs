@@ -34,6 +34,7 @@ pub use admit::PrefixMatch;
 pub use step::Counts;
 pub use step_end::Outcome;
 pub(crate) use admit::check_tokens;
+pub use life::FORK_MAX;
 
 /// A KV-cache pager.
 #[derive(Debug)]
@@ -297,7 +298,8 @@ impl Pager {
         if needed <= free + evictable {
             return Ok(());
         }
-        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks, rows: Box::default() }))
+        let total = self.config.num_blocks;
+        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total, rows: Box::default(), reserve: 0 }))
     }
 
     /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by

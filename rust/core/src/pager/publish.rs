@@ -17,12 +17,21 @@ impl Pager {
         self.with_running(handle, "commit", |pager, sequence| {
             let end = end.unwrap_or(sequence.len);
             if end > sequence.len {
-                return Err(Error::Value(format!("commit({end}): the sequence has {} tokens", sequence.len)));
+                return Err(Error::Value(format!(
+                    "end is {end}; it must be a position, {} at most: the sequence's length",
+                    sequence.len
+                )));
             }
             if pager.is_named(sequence) {
                 return Err(Error::Step(format!(
                     "commit: an open step names sequence {}; commit the step, or cancel it first",
                     handle.serial
+                )));
+            }
+            if end > sequence.table.len() * pager.config.block_size {
+                return Err(Error::Value(format!(
+                    "commit({end}): the last token has no block yet, so its KV cannot be written: commit({})",
+                    sequence.len - 1
                 )));
             }
             if end > sequence.num_committed {

@@ -1,6 +1,7 @@
 //! Rows of batches: who sits where, and what a row keeps of its sequence.
 
 use super::Pager;
+use super::life::FORK_MAX;
 use crate::batch::{BUFFERS_MAX, Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Row, Seat, Shape};
 use crate::error::{Error, Result};
 use crate::ids::{CONTENT_START, Handle, Token};
@@ -30,7 +31,7 @@ impl Pager {
         call: impl FnOnce(&mut Self, &mut Batch) -> Result<R>,
     ) -> Result<R> {
         let Some(mut batch) = self.batches.take(handle) else {
-            return Err(Error::Value("the batch is closed".to_owned()));
+            return Err(closed());
         };
         let result = call(self, &mut batch);
         self.batches.put_back(handle, batch);
@@ -87,18 +88,56 @@ impl Pager {
         })
     }
 
+    /// `count` children of each of these rows' sequences, each in a row of its own; those of the first row first.
+    ///
+    /// # Errors
+    /// `Value` for a bad count, a row that is empty or named twice, too few empty rows; `Memory`.
+    pub fn fork_rows(&mut self, handle: Handle, rows: &[i32], count: usize) -> Result<Vec<Handle>> {
+        let Some(batch) = self.batches.get(handle) else { return Err(closed()) };
+        if count == 0 || count > FORK_MAX {
+            return Err(Error::Value(format!("n is {count}; it must be 1 to {FORK_MAX}")));
+        }
+        let mut parents = with_capacity(rows.len())?;
+        for (nth, &row) in rows.iter().enumerate() {
+            let parent = usize::try_from(row).ok().and_then(|row| *batch.sequences.get(row)?);
+            parents.push(parent.ok_or_else(|| Error::Value(format!("rows[{nth}] is {row}: that row is empty")))?);
+            if rows[..nth].contains(&row) {
+                return Err(Error::Value(format!("rows[{nth}] is {row} for a second time")));
+            }
+        }
+        let (total, empty) = (parents.len().saturating_mul(count), batch.shape.max_seqs - batch.num_sequences);
+        if total > empty {
+            return Err(Error::Value(format!("{total} children need a row each; {empty} are empty: max_seqs")));
+        }
+        let mut families = with_capacity(parents.len())?;
+        for &parent in &parents {
+            families.push(self.with_running(parent, "fork", |pager, parent| pager.children_of(parent, count))?);
+        }
+        let mut handles = with_capacity(total)?;
+        self.sequences.reserve(total)?;
+        for (parent, children) in parents.into_iter().zip(families) {
+            self.with_running(parent, "fork", |pager, parent| {
+                pager.adopt(parent, children, &mut handles);
+                Ok(())
+            })?;
+        }
+        for &child in &handles {
+            let row = self.batches.get_mut(handle).map(|batch| batch.seat(child));
+            if let (Some(row), Some(child)) = (row, self.sequences.get_mut(child)) {
+                child.seat = Seat::Row { batch: handle, row };
+            }
+        }
+        Ok(handles)
+    }
+
     /// Empties the row of a sequence; answers which it was. Open steps go on naming the sequence.
     ///
     /// # Errors
-    /// `Stale` if it is released; `Value` if it is not in this batch.
+    /// `Value` if it is not in this batch; `Memory`.
     pub fn remove_row(&mut self, handle: Handle, sequence: Handle) -> Result<u32> {
-        let seat = self.sequence(sequence, "remove")?.seat;
-        let Seat::Row { batch, row } = seat else {
-            return Err(Error::Value(format!("sequence {} is in no batch", sequence.serial)));
+        let Some(row) = self.row_of(handle, sequence) else {
+            return Err(Error::Value(format!("remove: sequence {} has no row in this batch", sequence.serial)));
         };
-        if batch != handle {
-            return Err(Error::Value(format!("sequence {} is in another batch", sequence.serial)));
-        }
         self.flush_row(sequence);
         let Some(batch) = self.batches.get_mut(handle) else { return Ok(row) };
         let mut seat = Seat::None;
@@ -239,8 +278,9 @@ impl Pager {
     pub(crate) fn num_known(&self, sequence: &Sequence) -> usize {
         let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else { return sequence.len };
         let Some(batch) = self.batches.get(batch) else { return sequence.len };
-        let starts = batch.naming(sequence.seat).map(|planned| (planned.end - planned.num) as usize);
-        starts.filter(|&start| self.is_placeholder(sequence, start)).last().unwrap_or(sequence.len)
+        // A placeholder waits for the commit of the step whose row ends before it.
+        let ends = batch.naming(sequence.seat).map(|planned| planned.end as usize);
+        ends.filter(|&end| self.is_placeholder(sequence, end)).last().unwrap_or(sequence.len)
     }
 
     /// Is the token of a position of its tail unknown?
@@ -334,6 +374,10 @@ impl Pager {
         let place = place.min(sequence.table.len() - 1);
         row.slot_base = (i64::from(sequence.table[place]) - place as i64) * block_size as i64;
     }
+}
+
+fn closed() -> Error {
+    Error::Value("the batch is closed".to_owned())
 }
 
 /// Brings a row's pending tokens and its committed positions home; the row is cold then.

@@ -82,6 +82,14 @@ impl Pager {
         })
     }
 
+    /// Is there a buffer for another step?
+    ///
+    /// # Errors
+    /// `Step` if there is none.
+    pub fn check_buffers(&mut self, handle: Handle) -> Result<()> {
+        self.with_batch(handle, |_, batch| check_open(batch))
+    }
+
     /// Blocks that a step would take.
     ///
     /// # Errors
@@ -417,11 +425,11 @@ impl Pager {
     ) -> (Planned, usize) {
         let at = slow.row as usize;
         let start = batch.rows[at].planned;
-        let before = sequence.table.len();
+        let (before, len) = (sequence.table.len(), batch.rows[at].len);
         let used = self.give(batch, slow, start as usize, sequence, blocks);
         if sequence.table.len() > before {
             let (before, after) = (before as u32, sequence.table.len() as u32);
-            plan.growths.push(Growth { row: slow.row, before, after });
+            plan.growths.push(Growth { row: slow.row, before, after, len });
         }
         let mut planned =
             Planned { end: start + slow.num, num: slow.num, drafts: 0, has_placeholder: false, is_named: true };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Pager;
 use super::rows::{append_reserved, flush};
-use crate::batch::{Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat};
+use crate::batch::{Batch, Growth, LentCopy, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat};
 use crate::error::{Error, Result};
 use crate::evict::Context;
 use crate::ids::{CONTENT_START, Handle, Token};
@@ -60,13 +60,7 @@ impl Pager {
         applied: &mut [bool],
     ) -> Result<()> {
         self.with_batch(handle, |pager, batch| {
-            check_is_open(batch, step, "commit")?;
-            if step != batch.oldest {
-                return Err(Error::Step(format!(
-                    "commit: step {step} is not the oldest open one; commit step {} first",
-                    batch.oldest
-                )));
-            }
+            check_is_oldest(batch, step)?;
             pager.with_plan(batch, step, |pager, batch, plan, places| {
                 pager.check_commit(batch, plan, places, outcome)?;
                 pager.commit_plan(batch, plan, places, outcome, applied);
@@ -74,6 +68,14 @@ impl Pager {
                 Ok(())
             })
         })
+    }
+
+    /// May this step be committed now?
+    ///
+    /// # Errors
+    /// `Step` if not.
+    pub fn check_oldest(&mut self, handle: Handle, step: u64) -> Result<()> {
+        self.with_batch(handle, |_, batch| check_is_oldest(batch, step))
     }
 
     /// The newest open step was never launched.
@@ -403,63 +405,87 @@ impl Pager {
     // ---- cancel ----------------------------------------------------------------------------------------------------
 
     fn cancel_plan(&mut self, batch: &mut Batch, plan: &mut Plan, places: &Places) {
-        let mut growths = plan.growths.drain(..).rev().peekable();
-        for (nth, planned) in plan.rows.iter().enumerate().rev() {
-            let growth = growths.next_if(|growth| growth.row as usize == nth);
-            if !planned.is_named {
-                continue;
-            }
-            let end = planned.end - planned.added();
-            let cut = (planned.added() > 0).then_some(end as usize);
-            self.with_place(batch, places.of(nth), |pager, batch, sequence| {
-                if let Some(len) = cut {
-                    pager.cut_tokens(sequence, len);
-                }
-                if let Some(growth) = growth
-                    && sequence.table.len() == growth.after as usize
-                {
-                    pager.cut_table(sequence, growth.before as usize);
-                    if let Seat::Row { row, .. } = sequence.seat {
-                        batch.patch(row, growth.before as usize);
-                    }
-                }
-            });
-        }
-        drop(growths);
-        while let Some(copy) = plan.copies.pop() {
-            let (source, target) = (copy.source, copy.target);
-            if !self.copies.is_current(target, copy.ticket) {
-                self.copies.end_loan(copy.ticket, source, target);
-                self.let_go_of_block(source, Context::COPY);
-                continue;
-            }
-            // The target has not been filled, so what was to be copied from it comes from the source.
-            let readers = self.copies.reroute(target, source);
-            if readers > 0 {
-                self.hold_block(source, readers);
-                for _ in 0..readers {
-                    self.let_go_of_block(target, Context::COPY);
-                }
-            }
-            let is_own = copy.row != NO_ROW && plan.rows[copy.row as usize].is_named;
-            if is_own && self.blocks.is_sole(target) {
-                self.copies.end_loan(copy.ticket, source, target);
-                self.with_place(batch, places.of(copy.row as usize), |_, batch, sequence| {
-                    debug_assert_eq!(sequence.table[copy.column as usize], target);
-                    // The hold on the source passes from the copy to the table.
-                    sequence.table[copy.column as usize] = source;
-                    if let Seat::Row { row, .. } = sequence.seat {
-                        batch.patch(row, copy.column as usize);
-                    }
+        for nth in (0..plan.rows.len()).rev() {
+            let planned = plan.rows[nth];
+            let growth = plan.growths.pop_if(|growth| growth.row as usize == nth);
+            if planned.is_named {
+                self.with_place(batch, places.of(nth), |pager, batch, sequence| {
+                    pager.cancel_row(batch, sequence, &planned, growth);
                 });
-                self.let_go_of_block(target, Context::COPY);
-            } else {
-                self.copies.take_back(copy.ticket, source, target);
             }
+            while let Some(copy) = plan.copies.pop_if(|copy| copy.row as usize == nth) {
+                self.cancel_copy(batch, copy, planned.is_named.then(|| places.of(nth)));
+            }
+        }
+        while let Some(copy) = plan.copies.pop() {
+            self.cancel_copy(batch, copy, None);
         }
         // Whether the caller has applied the step's updates or not, the next ones make up for them.
         for (row, from, _) in plan.updates.drain(..) {
             batch.patch_updates(row, from);
+        }
+    }
+
+    /// Takes back what a step did to a sequence.
+    fn cancel_row(&mut self, batch: &mut Batch, sequence: &mut Sequence, planned: &Planned, growth: Option<Growth>) {
+        let (start, end) = ((planned.end - planned.num) as usize, planned.end as usize);
+        // What a commit has put in a placeholder's place stays: it was sampled.
+        let waits = planned.has_placeholder && self.is_placeholder(sequence, start);
+        let added = planned.drafts as usize + usize::from(waits);
+        if added > 0 {
+            self.cut_tokens(sequence, end - added);
+        } else if self.is_placeholder(sequence, end) {
+            // Its own row was cut by a truncate.
+            self.cut_tokens(sequence, end);
+        }
+        if let Some(growth) = growth
+            && sequence.len <= growth.len as usize
+            && sequence.table.len() == growth.after as usize
+        {
+            self.cut_table(sequence, growth.before as usize);
+            if let Seat::Row { row, .. } = sequence.seat {
+                batch.patch(row, growth.before as usize);
+            }
+        }
+    }
+
+    /// Takes a copy back; `place`: where the sequence is that it was made for, if the step names that.
+    fn cancel_copy(&mut self, batch: &mut Batch, copy: LentCopy, place: Option<Place>) {
+        let LentCopy { source, target, ticket, column, .. } = copy;
+        // The target has not been filled, so what was to be copied from it comes from the source.
+        let is_current = self.copies.is_current(target, ticket);
+        let readers = if is_current { self.copies.reroute(target, source) } else { 0 };
+        if readers > 0 {
+            self.hold_block(source, readers);
+            for _ in 0..readers {
+                self.let_go_of_block(target, Context::COPY);
+            }
+        }
+        let mut is_restored = false;
+        if is_current
+            && let Some(place) = place
+            && self.is_writable(target)
+        {
+            self.with_place(batch, place, |_, batch, sequence| {
+                let column = column as usize;
+                if sequence.table.get(column) == Some(&target) {
+                    // The hold on the source passes from the copy to the table.
+                    sequence.table[column] = source;
+                    is_restored = true;
+                    if let Seat::Row { row, .. } = sequence.seat {
+                        batch.patch(row, column);
+                    }
+                }
+            });
+        }
+        if is_restored {
+            self.copies.end_loan(ticket, source, target);
+            self.let_go_of_block(target, Context::COPY);
+        } else if is_current {
+            self.copies.take_back(ticket, source, target);
+        } else {
+            self.copies.end_loan(ticket, source, target);
+            self.let_go_of_block(source, Context::COPY);
         }
     }
 
@@ -473,7 +499,6 @@ impl Pager {
         match place {
             Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
                 flush(batch, at, sequence, pager.config.block_size);
-                batch.rows[at] = Row::default();
                 call(pager, batch, sequence);
             }),
             Place::Left(handle) => {
@@ -545,6 +570,14 @@ fn commit_drafts(batch: &mut Batch, at: usize, planned: &Planned, rejected: u32,
     (row.committed, row.planned, row.len) = (end, row.planned - rejected, end);
     put_token(row, &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX], end, token);
     true
+}
+
+fn check_is_oldest(batch: &Batch, step: u64) -> Result<()> {
+    check_is_open(batch, step, "commit")?;
+    if step == batch.oldest {
+        return Ok(());
+    }
+    Err(Error::Step(format!("commit: step {step} is not the oldest open one; commit step {} first", batch.oldest)))
 }
 
 fn check_is_open(batch: &Batch, step: u64, call: &str) -> Result<()> {

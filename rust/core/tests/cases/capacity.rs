@@ -13,10 +13,10 @@ fn l1_a_release_is_idempotent_and_counted() {
     let mut pager = pager(8, 4);
     let (handle, preempted) = (start(&mut pager, &prompt(1, 9)), start(&mut pager, &prompt(2, 9)));
     pager.release(handle, Departure::Aborted);
-    let before = dump(&pager, true);
+    let before = dump(&pager, true).unwrap();
     pager.release(handle, Departure::Finished);
     pager.release_dropped(handle);
-    assert_eq!(dump(&pager, true), before);
+    assert_eq!(dump(&pager, true).unwrap(), before);
     assert_eq!((pager.stats().counters.noop_calls, pager.stats().counters.clock_ticks), (1, 1));
 
     pager.preempt(preempted).unwrap();
@@ -31,7 +31,7 @@ fn l2_who_waits_holds_nothing() {
     let mut pager = pager(8, 4);
     let holder = admit(&mut pager, &prompt(1, 20));
     for first in [2, 3] {
-        let error = Error::OutOfBlocks { needed: 4, free: 3, evictable: 0, total: 8 };
+        let error = Error::OutOfBlocks { needed: 4, free: 3, evictable: 0, total: 8, rows: Box::default(), reserve: 0 };
         assert_refused(&mut pager, &error, |pager| pager.admit(&prompt(first, 16), A, false));
     }
     assert_eq!(pager.stats().counters.refused_calls, 2);
@@ -77,13 +77,13 @@ fn l7_the_need_at_a_block_boundary_is_counted_in_blocks() {
     assert_eq!(pager.stats().free_blocks, 2);
     pager.append(handles[0], 1).unwrap();
     pager.append(handles[1], 1).unwrap();
-    let error = Error::OutOfBlocks { needed: 1, free: 0, evictable: 0, total: 6 };
+    let error = Error::OutOfBlocks { needed: 1, free: 0, evictable: 0, total: 6, rows: Box::default(), reserve: 0 };
     for &handle in &handles[2..] {
         assert_refused(&mut pager, &error, |pager| pager.append(handle, 1));
     }
     // Inside their blocks the others go on.
     assert_eq!(pager.extend(handles[0], &[1, 2, 3]).unwrap().len(), 3);
-    let error = Error::OutOfBlocks { needed: 2, free: 0, evictable: 0, total: 6 };
+    let error = Error::OutOfBlocks { needed: 2, free: 0, evictable: 0, total: 6, rows: Box::default(), reserve: 0 };
     assert_refused(&mut pager, &error, |pager| pager.extend(handles[0], &[1, 2, 3, 4, 5]));
 }
 
@@ -92,7 +92,7 @@ fn l7_the_need_counts_blocks_to_be_copied() {
     let mut pager = pager(3, 4);
     let parent = start(&mut pager, &prompt(1, 6));
     let child = pager.fork(parent, 1).unwrap()[0];
-    let error = Error::OutOfBlocks { needed: 2, free: 1, evictable: 0, total: 3 };
+    let error = Error::OutOfBlocks { needed: 2, free: 1, evictable: 0, total: 3, rows: Box::default(), reserve: 0 };
     assert_refused(&mut pager, &error, |pager| pager.extend(child, &[1, 2, 3]));
     pager.append(child, 1).unwrap();
     assert_sound(&pager);
@@ -214,14 +214,14 @@ fn l14_namespaces_come_and_go() {
         }
     }
     // Only the namespaces that still have a block are left.
-    let left = dump(&pager, false).lines().filter(|line| line.starts_with("namespace")).count();
+    let left = dump(&pager, false).unwrap().lines().filter(|line| line.starts_with("namespace")).count();
     assert_eq!(left, pager.stats().cached_blocks.div_ceil(2));
 
     // One that never published leaves with its last sequence; one that was forgotten, with its blocks.
     let quiet = pager.admit(&prompt(1, 9), b"\0quiet", false).unwrap();
     pager.release(quiet, Departure::Finished);
     pager.forget(&prompt(1, 4), &name(1999)).unwrap();
-    let drawing = dump(&pager, false);
+    let drawing = dump(&pager, false).unwrap();
     assert!(!drawing.contains("quiet") && !drawing.contains("1999"), "{drawing}");
     assert_sound(&pager);
 }
@@ -230,7 +230,7 @@ fn l14_namespaces_come_and_go() {
 fn l15_the_last_sequence_that_outgrows_the_pool_is_told_the_numbers() {
     let mut pager = pager(4, 4);
     let handle = start(&mut pager, &prompt(1, 16));
-    let error = Error::OutOfBlocks { needed: 1, free: 0, evictable: 0, total: 4 };
+    let error = Error::OutOfBlocks { needed: 1, free: 0, evictable: 0, total: 4, rows: Box::default(), reserve: 0 };
     assert_refused(&mut pager, &error, |pager| pager.append(handle, 1));
     assert_eq!(error.to_string(), "needed 1 blocks; 0 free and 0 evictable of 4");
     // Preempted it still fits, and goes on where it was.
@@ -244,9 +244,9 @@ fn l15_a_fork_of_too_many_children_is_refused() {
     let mut pager = pager(4, 4);
     let handle = start(&mut pager, &prompt(1, 6));
     for count in [0, usize::MAX] {
-        let before = dump(&pager, true);
+        let before = dump(&pager, true).unwrap();
         assert!(matches!(pager.fork(handle, count), Err(Error::Value(_))));
-        assert_eq!(dump(&pager, true), before);
+        assert_eq!(dump(&pager, true).unwrap(), before);
     }
     pager.fork(handle, 300).unwrap();
     assert_sound(&pager);

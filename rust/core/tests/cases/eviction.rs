@@ -31,13 +31,17 @@ fn e2_peeks_change_nothing() {
     cache(&mut pager, &prompt(1, 13));
     cache(&mut pager, &prompt(2, 13));
     let handle = start(&mut pager, &prompt(3, 9));
-    let (before, stats) = (dump(&pager, true), pager.stats());
+    let (before, stats) = (dump(&pager, true).unwrap(), pager.stats());
     for tokens in [prompt(1, 13), prompt(1, 6), prompt(9, 60), prompt(2, 14)] {
         let _ = (pager.find_prefix(&tokens, A), pager.find_prefix(&tokens, B), pager.can_admit(&tokens, A));
     }
     assert_eq!(pager.find_prefix(&[], A), Err(Error::EmptyPrompt));
-    let _ = (pager.running(handle, "peek").map(drop), dump(&pager, false), kvpager_core::check::check(&pager));
-    assert_eq!((dump(&pager, true), pager.stats()), (before, stats));
+    let _ = (
+        pager.running(handle, "peek").map(drop),
+        dump(&pager, false).unwrap(),
+        kvpager_core::check::check(&pager).unwrap(),
+    );
+    assert_eq!((dump(&pager, true).unwrap(), pager.stats()), (before, stats));
 }
 
 /// Hit tokens of the system prompt after it was used 50 times and then a pool's worth of unique prompts came by.
@@ -69,7 +73,7 @@ fn e3_slru_demotes_to_the_block() {
         let handle = admit(&mut pager, &prompt(first, 4));
         pager.release(handle, Departure::Aborted);
     }
-    let drawing = dump(&pager, true);
+    let drawing = dump(&pager, true).unwrap();
     assert!(drawing.contains("queue probation: 2 1\nqueue protected: 0 5 4 3\n"), "{drawing}");
     assert_sound(&pager);
 }

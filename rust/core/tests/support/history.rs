@@ -102,7 +102,9 @@ impl Driver {
                 pager.release_dropped(handle(serial));
                 Ok(Answer::Done)
             }
-            Call::TakeCopies => Ok(Answer::Copies(pager.take_copies())),
+            Call::TakeCopies => {
+                pager.take_copies().map(|pairs| Answer::Copies(pairs.into_iter().map(Into::into).collect()))
+            }
             Call::Reset(identity) => pager.reset(identity.clone()).map(|()| Answer::Done),
             Call::Forget(tokens, namespace) => pager.forget(tokens, namespace).map(Answer::Forgotten),
         };

@@ -99,5 +99,5 @@ pub fn hit_tokens(pager: &Pager, tokens: &[Token]) -> usize {
 /// Every promise that the checker can recount holds.
 #[track_caller]
 pub fn assert_sound(pager: &Pager) {
-    assert_eq!(check(pager), [] as [String; 0]);
+    assert_eq!(check(pager).unwrap(), [] as [String; 0]);
 }

@@ -208,7 +208,14 @@ impl Naive {
             return Ok(());
         }
         self.counters.refused_calls += 1;
-        Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks })
+        Err(Error::OutOfBlocks {
+            needed,
+            free,
+            evictable,
+            total: self.config.num_blocks,
+            rows: Box::default(),
+            reserve: 0,
+        })
     }
 
     // ---- index -----------------------------------------------------------------------------------------------------
@@ -283,9 +290,17 @@ impl Naive {
         let (free, evictable) = (self.free.len(), self.num_cached() - idle);
         let others_run = self.sequences.values().any(|other| other.is_running && !other.is_pinned);
         let reserve = if others_run { self.config.reserve_blocks() } else { 0 };
-        for needed in [needed, needed + reserve] {
+        for reserve in [0, reserve] {
+            let needed = needed + reserve;
             if needed > free + evictable {
-                return Err(Error::OutOfBlocks { needed, free, evictable, total: self.config.num_blocks });
+                return Err(Error::OutOfBlocks {
+                    needed,
+                    free,
+                    evictable,
+                    total: self.config.num_blocks,
+                    rows: Box::default(),
+                    reserve,
+                });
             }
         }
         Ok(path)
