@@ -22,6 +22,13 @@ each_implementation = [
     pytest.mark.filterwarnings(r"ignore:sequence \d+ was dropped:ResourceWarning"),
 ]
 
+# The same for tests of batches, which switch on by themselves where an implementation has them.
+WITH_BATCH = {name: pager for name, pager in IMPLEMENTATIONS.items() if hasattr(pager, "batch")}
+each_with_batch = [
+    pytest.mark.parametrize("implementation", WITH_BATCH.values(), ids=WITH_BATCH.keys()),
+    each_implementation[1],
+]
+
 
 # The calls of a sequence, by name, for tests that try all of them: those that only a running one allows, those that end
 # a preemption, and those that a preempted one allows as well.
@@ -76,6 +83,19 @@ def ids(sequence: Any) -> list[int]:
     """The block table as a list."""
     found: list[int] = sequence.block_ids.tolist()
     return found
+
+
+def in_batch(pager: Any, *sequences: Any, **options: Any) -> Any:
+    """A batch with these sequences in its first rows."""
+    batch = pager.batch(8, 8, **options)
+    for sequence in sequences:
+        batch.add(sequence)
+    return batch
+
+
+def plan(step: Any) -> tuple[list[int], list[int]]:
+    """Positions and slots of a step."""
+    return step.positions.tolist(), step.slot_mapping.tolist()
 
 
 def admit_committed(pager: Any, tokens: Any, **how: Any) -> Any:

@@ -39,7 +39,7 @@ class BatchSwarm(Swarm):
     def __init__(self, seed: int) -> None:
         super().__init__(seed, alone=not CORE_HAS_BATCHES)
         self.stream = Stream(self.twins.reference, self.draw) if self.draw.random() < 0.75 else None
-        for often, least in (("step", 2.0), ("commit_step", 1.0), ("cancel_step", 0.2), ("fork_rows", 0.1)):
+        for often, least in (("step", 2.0), ("commit_step", 1.0), ("cancel_step", 0.4), ("fork_rows", 0.1)):
             self.weights[often] += least
         # What ends sequences leaves nothing to step, and who steps has less to do with single calls.
         for seldom in (
@@ -84,6 +84,11 @@ class BatchSwarm(Swarm):
             pad_block=self.draw.choice([0, -1]),
             pad_seq_len=self.draw.choice([0, 1]),
         )
+
+    def any_pair(self) -> Pair | None:
+        """Often one between plan and commit: that is where it matters."""
+        named = [pair for pair in self.twins.pairs if pair.reference._record.open_rows]
+        return self.draw.choice(named) if named and self.draw.random() < 0.6 else super().any_pair()
 
     def any_batch(self) -> Pair:
         return self.draw.choice(self.twins.batches)
