@@ -194,7 +194,7 @@ class BatchSwarm(Swarm):
         outcome = self.plan(batch, counts, added)
         if outcome[0] == "OutOfBlocks":
             # Without the rows that it names the step fits.
-            for row in outcome[-1]:
+            for row in outcome[-2]:
                 counts[row], added[row] = 0, []
             outcome = self.plan(batch, counts, added)
             assert outcome[0] == "answer", outcome

@@ -25,7 +25,8 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
     "list": list,
     "tuple": tuple,
     "int32": lambda tokens: np.array(tokens, np.int32),
-    "uint32": lambda tokens: np.array(tokens, np.uint32),
+    # -1, for none, has no unsigned form.
+    "uint32": lambda tokens: np.array(tokens, np.int64 if -1 in tokens else np.uint32),
     "int64": lambda tokens: np.array(tokens, np.int64),
     "array": lambda tokens: array.array("q", tokens),
     "strided": lambda tokens: np.repeat(np.array(tokens, np.int32), 2)[::2],
@@ -226,7 +227,8 @@ class Twins:
             lines = difflib.unified_diff(self._shown.splitlines(), shown.splitlines(), "reference", "core", n=1)
             raise AssertionError(f"after {call} the dumps differ:\n" + "\n".join(lines))
         assert self.core.stats() == self.reference.stats(), f"after {call} the statistics differ"
-        assert self.core.check() == [], f"after {call} the core's checker complains"
+        violations = self.core.check()
+        assert not violations, f"after {call} the core's checker complains: {violations}"
 
     def _compare_getters(self, pair: Pair) -> None:
         if pair.core is None:

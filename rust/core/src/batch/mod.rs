@@ -9,7 +9,7 @@
 //! may be written as is                               planned ..... limit
 //! ```
 //!
-//! A row whose `limit` is 0 is *cold*: its sequence has been used on its own since, and the next step looks at it
+//! A row that is all zero is *cold*: its sequence has been used on its own since, and the next step looks at it
 //! again. What is pending is *flushed* into the sequence before anybody else reads that, which makes the row cold; its
 //! tail has room for `PENDING_MAX` tokens until then, so that flushing cannot fail.
 
@@ -62,7 +62,7 @@ pub enum Seat {
 pub struct Row {
     /// Positions given to steps.
     pub planned: u32,
-    /// Positions from `planned` up to here lie in one block, which may be written as it is; 0: look again.
+    /// Positions from `planned` up to here lie in one block, which may be written as it is.
     pub limit: u32,
     /// Tokens, placeholders included.
     pub len: u32,
@@ -72,10 +72,18 @@ pub struct Row {
     pub committed: u32,
     /// Committing up to here makes a block full.
     pub publish_at: u32,
-    /// Positions for which the table has blocks.
+    /// Positions for which the table has blocks; 0 in a cold row.
     pub table_end: u32,
     /// Slot of a position below `limit`, less the position.
     pub slot_base: i64,
+}
+
+impl Row {
+    /// Must its sequence be looked at again? (A sequence that runs has a block.)
+    #[must_use]
+    pub const fn is_cold(&self) -> bool {
+        self.table_end == 0
+    }
 }
 
 /// A row that the step's usual path does not cover.

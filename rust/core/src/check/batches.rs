@@ -32,7 +32,7 @@ impl Checker<'_> {
                     && matches!(sequence.seat, Seat::Row { row, .. } if row as usize == at)
             });
             self.expect(is_seated, || format!("I10: the sequence of row {at} does not run there"));
-            let Some(sequence) = sequence.filter(|_| row.limit > 0) else { continue };
+            let Some(sequence) = sequence.filter(|_| !row.is_cold()) else { continue };
             let (serial, block_size) = (handle.serial, pager.config().block_size);
             let planned = pager.num_planned(sequence);
             self.expect(row.planned as usize == planned, || {

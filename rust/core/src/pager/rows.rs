@@ -383,7 +383,7 @@ fn closed() -> Error {
 /// Brings a row's pending tokens and its committed positions home; the row is cold then.
 pub(super) fn flush(batch: &mut Batch, at: usize, sequence: &mut Sequence, block_size: usize) {
     let row = batch.rows[at];
-    if row.limit == 0 {
+    if row.is_cold() {
         return;
     }
     sequence.num_committed = row.committed as usize;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::Pager;
 use super::rows::{append_reserved, flush};
-use crate::batch::{Arrays, Batch, Growth, LentCopy, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Slow, compact};
+use crate::batch::{Arrays, Batch, Growth, LentCopy, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat, Slow, compact};
 use crate::blocks::State as BlockState;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Handle};
@@ -77,6 +77,9 @@ impl Pager {
             let (needed, num_tokens) = pager.survey(batch, counts, ahead)?;
             pager.check_rows(batch, needed)?;
             pager.make_room(batch, needed)?;
+            let buffer = batch.buffer_of(batch.next);
+            batch.plans[buffer].begin(num_tokens);
+            batch.plans[buffer].copies.try_reserve(pager.copies.len() + needed)?;
             pager.plan_step(batch, counts, ahead, needed, num_tokens, arrays);
             Ok(batch.next - 1)
         })
@@ -115,10 +118,11 @@ impl Pager {
             taken.clear();
             pager.take(needed, &mut taken);
             let mut next = 0;
-            for row in &slow {
+            for row in slow.iter().filter(|row| row.needed > 0) {
                 pager.with_row(batch, row.row as usize, |pager, batch, sequence| {
                     let (start, blocks) = (batch.rows[row.row as usize].planned as usize, &taken[next..]);
                     next += pager.give(batch, row, start, sequence, blocks);
+                    flush(batch, row.row as usize, sequence, pager.config.block_size);
                     // Without memory the row stays cold, and the next step looks at it again.
                     let _ = pager.refresh(batch, row.row as usize, sequence);
                 });
@@ -142,7 +146,7 @@ impl Pager {
             let end = row.planned.saturating_add(num);
             num_tokens += num as usize;
             let is_usual = end <= row.limit && (end <= row.len || (is_unknown && takes_placeholder(row, num)));
-            if !is_usual || row.limit == 0 {
+            if !is_usual || row.is_cold() {
                 batch.slow.push(Slow { row: at as u32, num, added: 0, tokens_at: 0, needed: 0 });
             }
         }
@@ -177,7 +181,7 @@ impl Pager {
                 }
                 num_tokens -= row.num as usize;
                 row.num = 0;
-            } else if batch.rows[at].limit == 0 && row.num > 0 {
+            } else if batch.rows[at].is_cold() && row.num > 0 {
                 self.with_row(batch, at, |pager, batch, sequence| pager.refresh(batch, at, sequence))?;
             }
         }
@@ -325,9 +329,6 @@ impl Pager {
         batch.taken.clear();
         batch.taken.try_reserve(needed)?;
         batch.own_copies.try_reserve(needed)?;
-        let buffer = batch.buffer_of(batch.next);
-        batch.plans[buffer].copies.clear();
-        batch.plans[buffer].copies.try_reserve(self.copies.len() + needed)?;
         for row in &batch.slow {
             let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get_mut(handle))
             else {
@@ -355,7 +356,6 @@ impl Pager {
         let buffer = batch.buffer_of(batch.next);
         let (slow, mut taken) = (std::mem::take(&mut batch.slow), std::mem::take(&mut batch.taken));
         let mut plan = std::mem::replace(&mut batch.plans[buffer], Plan::none());
-        plan.begin(num_tokens);
         self.take(needed, &mut taken);
 
         self.touch(|nth| batch.sequences[slow[nth].row as usize], slow.len());
@@ -390,6 +390,13 @@ impl Pager {
         for (at, plan_row) in batch.plan_rows[buffer].iter_mut().enumerate() {
             *plan_row = at as u32;
         }
+        for &left in &batch.left {
+            if let Some(sequence) = self.sequences.get_mut(left)
+                && let Seat::Left { plan_rows, .. } = &mut sequence.seat
+            {
+                plan_rows[buffer] = NO_ROW;
+            }
+        }
         batch.next += 1;
         arrays.pad(&batch.shape, &mut batch.written[buffer], batch.rows.len(), num_tokens);
         self.write_tables(batch, buffer, arrays);
@@ -397,7 +404,7 @@ impl Pager {
 
     /// Positions given to steps, of a row's sequence; 0 for an empty row.
     fn planned_in_row(&self, batch: &Batch, at: usize) -> u32 {
-        if batch.rows[at].limit > 0 {
+        if !batch.rows[at].is_cold() {
             return batch.rows[at].planned;
         }
         let Some(sequence) = batch.sequences[at].and_then(|handle| self.sequences.get(handle)) else { return 0 };
@@ -446,7 +453,7 @@ impl Pager {
         row.planned = planned.end;
         if row.planned > row.limit {
             // Blocks that were appended are the row's own.
-            if row.limit > 0 && used == sequence.table.len() - before {
+            if !row.is_cold() && used == sequence.table.len() - before {
                 self.set_limit(batch, at, sequence, used > 0);
             }
             if batch.rows[at].limit <= planned.end {
@@ -463,7 +470,7 @@ impl Pager {
         let row = &mut batch.rows[at];
         let waiting = (row.len - row.flushed) as usize;
         let words = tokens.iter().map(|token| token.cast_unsigned());
-        if row.limit > 0 && row.len + tokens.len() as u32 <= row.limit {
+        if !row.is_cold() && row.len + tokens.len() as u32 <= row.limit {
             let pending = &mut batch.pending[at * PENDING_MAX + waiting..][..tokens.len()];
             for (place, word) in pending.iter_mut().zip(words) {
                 *place = word;

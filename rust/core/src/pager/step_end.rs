@@ -262,7 +262,7 @@ impl Pager {
                 accepted[nth], planned.drafts
             )));
         }
-        let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
+        let token = outcome.token(nth);
         if token < -1 {
             return Err(Error::Value(format!(
                 "next_tokens[{nth}] is {token}: it must be a token of 0 to 2147483647, or -1 for none"
@@ -270,7 +270,7 @@ impl Pager {
         }
         let end = planned.end;
         let (handle, row) = match places.of(nth) {
-            Place::Row(at) => (batch.sequences[at], Some(at).filter(|&at| batch.rows[at].limit > 0)),
+            Place::Row(at) => (batch.sequences[at], Some(at).filter(|&at| !batch.rows[at].is_cold())),
             Place::Left(handle) => (Some(handle), None),
             Place::Gone => (None, None),
         };
@@ -279,7 +279,7 @@ impl Pager {
             // A warm row's sequence has room for what waits and one more.
             sequence.tail.reserve(1, self.config.block_size)?;
         }
-        if token >= 0 || rejected > 0 {
+        if token >= 0 {
             return Ok(());
         }
         let waits = match row.map(|at| (&batch.rows[at], batch.pending(at))) {
@@ -308,7 +308,7 @@ impl Pager {
     ) {
         let slow = std::mem::take(&mut batch.slow_rows);
         self.touch(|nth| match places.of(*slow.get(nth)? as usize) {
-            Place::Row(at) => batch.sequences[at],
+            Place::Row(at) => *batch.sequences.get(at)?,
             _ => None,
         }, slow.len());
         let mut from = 0;
@@ -357,7 +357,7 @@ impl Pager {
         let row = batch.rows[at];
         let waiting = &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX];
         let is_plain = end == row.publish_at
-            && row.limit > 0
+            && !row.is_cold()
             && row.flushed as usize + block_size == end as usize
             && self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]);
         if !is_plain {
@@ -431,6 +431,7 @@ impl Pager {
         let (start, end) = ((planned.end - planned.num) as usize, planned.end as usize);
         // What a commit has put in a placeholder's place stays: it was sampled.
         let waits = planned.has_placeholder && self.is_placeholder(sequence, start);
+        let stays = usize::from(planned.has_placeholder && !waits);
         let added = planned.drafts as usize + usize::from(waits);
         if added > 0 {
             self.cut_tokens(sequence, end - added);
@@ -439,7 +440,7 @@ impl Pager {
             self.cut_tokens(sequence, end);
         }
         if let Some(growth) = growth
-            && sequence.len <= growth.len as usize
+            && sequence.len <= growth.len as usize + stays
             && sequence.table.len() == growth.after as usize
         {
             self.cut_table(sequence, growth.before as usize);
@@ -514,7 +515,7 @@ impl Pager {
 
 /// Does the commit of a row touch nothing but the row?
 const fn is_usual(row: &Row, end: u32) -> bool {
-    row.limit > 0 && row.flushed <= end && end < row.publish_at
+    !row.is_cold() && row.flushed <= end && end < row.publish_at
 }
 
 /// Commits rows of the usual path.
@@ -526,8 +527,11 @@ fn commit_usual(
     applied: &mut [bool],
 ) {
     // Rows at the end may be gone.
-    let stop = range.end.min(batch.rows.len()).max(range.start);
-    applied[stop..range.end].fill(false);
+    let stop = range.end.min(batch.rows.len());
+    applied[stop.max(range.start)..range.end].fill(false);
+    if stop <= range.start {
+        return;
+    }
     let range = range.start..stop;
     let pending = batch.pending[range.start * PENDING_MAX..range.end * PENDING_MAX].chunks_exact_mut(PENDING_MAX);
     let rows = planned[range.clone()].iter().zip(&mut batch.rows[range.clone()]).zip(pending);
