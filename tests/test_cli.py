@@ -17,13 +17,14 @@ import pytest
 
 import kvpager
 from kvpager.cli import main
+from kvpager.cli.demo import CALLS
 
 REQUEST = {"timestamp": 0, "input_length": 32, "output_length": 4, "block_size": 16, "hash_ids": [0, 1]}
 COMMANDS = ["demo", "replay", "bench", "fragmentation", "blocksize", "prefix", "generate"]
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvpager.cli", *arguments]
+    command = [sys.executable, "-m", "kvpager", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
@@ -275,6 +276,7 @@ class TestDemo:
             "workload",
             "schemes",
             "calls",
+            "clock_us",
             "same_answers",
         }
         assert result["seed"] == 5
@@ -286,16 +288,15 @@ class TestDemo:
         prefilled = [schemes[name]["prefilled_tokens"] for name in ("kept", "shared", "paged")]
         assert prefilled == sorted(prefilled)
         assert result["workload"]["prompt_tokens"] == schemes["reserved"]["prefilled_tokens"]
-        assert [call["call"] for call in result["calls"]] == [
-            "admit",
-            "commit a prompt",
-            "append a token",
-            "commit a token",
-            "release",
-        ]
+        calls = {call["call"]: call["count"] for call in result["calls"]}
+        requests = result["workload"]["requests"]
+        assert calls["admit"] == calls["commit a prompt"] == calls["release"] == requests
+        assert calls["append a token"] == calls["commit a token"] == result["workload"]["answer_tokens"]
+        assert set(calls) <= set(CALLS)
+        assert result["clock_us"] > 0
         for call in result["calls"]:
             assert set(call) == {"call", "count", "kvpager_us", "reference_us", "ratio"}
-            assert call["count"] > 0
+            assert min(call["count"], call["kvpager_us"], call["reference_us"], call["ratio"]) > 0
         again = json.loads(good("demo", "--chats", "100", "--seed", "5", "--json"))
         assert again["schemes"] == result["schemes"]
 
@@ -314,7 +315,7 @@ class TestProgress:
         import pty
 
         ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "kvpager.cli", *arguments]
+        command = [sys.executable, "-m", "kvpager", *arguments]
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment | {"TERM": "xterm"}
@@ -393,7 +394,7 @@ class TestEndings:
         os.close(ours)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "kvpager.cli", "replay", "--help"],
+                [sys.executable, "-m", "kvpager", "replay", "--help"],
                 stdout=theirs,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -63,7 +63,7 @@ def test_memory_a_block(shape: str) -> None:
 
 
 def test_the_command_prints_every_row_it_was_asked_for() -> None:
-    command = [sys.executable, "-m", "kvpager.cli", "bench", "--quick", "--only", "append,hit_128k,replay", "--json"]
+    command = [sys.executable, "-m", "kvpager", "bench", "--quick", "--only", "append,hit_128k,replay", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     result = json.loads(done.stdout)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import pathlib
+import random
 import re
+import runpy
 import subprocess
 import sys
 
@@ -37,3 +39,40 @@ def test_examples_run(path: pathlib.Path) -> None:
     done = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+class TestServingLoop:
+    """What people copy has to come to an end, whatever it is asked."""
+
+    def serve(self, lengths: list[int]) -> None:
+        example = runpy.run_path(str(ROOT / "examples" / "serving_loop.py"))
+        slots = example["NUM_BLOCKS"] * example["BLOCK_SIZE"]
+        assert slots == 96
+        prompts = [[place % 7 + number for place in range(length)] for number, length in enumerate(lengths)]
+        answers = example["serve"](prompts)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert len(answer) == max(0, min(example["NEW_TOKENS"], slots - len(prompt)))
+            assert answer == example["alone"](prompt)[: len(answer)]
+        assert example["pager"].check() == []
+        assert example["pager"].stats().active_blocks == 0
+
+    @pytest.mark.usefixtures("watchdog")
+    @pytest.mark.parametrize(
+        "lengths",
+        [
+            [95],  # one token of answer fits, of 12
+            [96],  # fills the pool: no answer fits
+            [97],  # could never be admitted
+            [60, 60],  # each fits, both do not
+            [90, 90, 90],  # each outgrows the pool alone
+            [40, 97, 50, 95, 3, 96, 84, 85],
+        ],
+    )
+    def test_requests_that_outgrow_the_pool(self, lengths: list[int]) -> None:
+        self.serve(lengths)
+
+    @pytest.mark.usefixtures("watchdog")
+    def test_many_mixes(self, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(20):
+            self.serve([rng.randint(1, 100) for _ in range(rng.randint(1, 9))])
