@@ -3,7 +3,7 @@
     python examples/samples_and_tenants.py
 
 Long prompts are prefilled a chunk a step, so that they do not hold up those that decode. What is committed can be hit
-by others before the prompt is through. The "model" is that of `serving_loop.py`: every answer depends on every KV entry.
+by others before the prompt is through. The "model" is that of `serving_loop.py`: an answer depends on every KV entry.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def serve(prompts: list[list[int]]) -> list[list[int]]:
                 continue
             token = forward(seq)
             done = len(seq) - len(prompts[number]) == NEW_TOKENS
-            # The next token needs a slot. When the pool is full, the youngest gives its blocks back and waits, be it this
-            # one. But one that has the pool to itself would wait for nobody: its answer ends here.
+            # The next token needs a slot. When the pool is full, the youngest gives its blocks back and waits, be it
+            # this one. But one that has the pool to itself would wait for nobody: its answer ends here.
             while not done and seq.state == "running" and seq.try_append(token) is None:
                 if len(running) == 1:
                     done = True
