@@ -27,6 +27,15 @@ def test_the_code_in_the_readme_runs() -> None:
         exec(compile(block, "README.md", "exec"), names)
 
 
+@pytest.mark.parametrize("package", ["kvpager", "kvpager.reference"])
+@pytest.mark.filterwarnings("ignore:sequence .* was dropped:ResourceWarning")
+def test_the_drawing_in_the_rules(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "design" / "rules.md").read_text(encoding="utf-8")
+    ((program, drawing),) = re.findall(r"^```python\n(.*?)^```\n```\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(program.replace("from kvpager import", f"from {package} import"), "rules.md", "exec"), {})
+    assert capsys.readouterr().out == drawing
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
@@ -39,6 +48,25 @@ def test_examples_run(path: pathlib.Path) -> None:
     done = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_core_uses_what_stands_before_it_only() -> None:
+    """ARCHITECTURE's table of layers, held to the modules' own words. Their tests may use anything."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| [1-6] \| ([^|]*) \|", text, flags=re.MULTILINE)]
+    order = [module for row in rows for module in row]
+    source = ROOT / "rust" / "core" / "src"
+    modules = {path.stem for path in source.iterdir()} - {"lib"}
+    assert (len(rows), set(order)) == (6, modules)
+    for module in order:
+        files = [*source.glob(f"{module}.rs"), *source.glob(f"{module}/*.rs")]
+        words = "".join(
+            file.read_text(encoding="utf-8").partition("#[cfg(test)]")[0] for file in files if file.stem != "tests"
+        )
+        used = set(re.findall(r"\bcrate::(\w+)", words)) & modules - {module}
+        assert used <= set(order[: order.index(module)]), f"{module} uses {used}"
+        if module in rows[2]:
+            assert not used & set(rows[2]), f"{module} knows {used & set(rows[2])}"
 
 
 class TestServingLoop:
