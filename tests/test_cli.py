@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,6 +145,17 @@ class TestReplay:
         plain = json.loads(good("replay", str(trace), "--blocks", "4", "--json"))
         assert json.loads(good("replay", str(packed), "--blocks", "4", "--json"))["trace"]["requests"] == 6
         assert plain["rows"][0]["hit_blocks"] == 5
+
+    @pytest.mark.parametrize("pack", ["cat", "gzip -c", "xz -c"])
+    def test_through_a_pipe(self, trace: Path, pack: str) -> None:
+        if shutil.which(pack.partition(" ")[0]) is None:
+            pytest.skip(f"no {pack} here")
+        shell = (
+            f"{pack} {shlex.quote(str(trace))} | {shlex.quote(sys.executable)} -m kvpager replay /dev/stdin --blocks 4"
+        )
+        done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert " 38.46% " in done.stdout
 
     def test_tokens(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens.jsonl"

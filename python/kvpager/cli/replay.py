@@ -74,9 +74,9 @@ def replay(
 ) -> None:
     """Replay a request trace through the pager: hit rate, saved prefill, evictions.
 
-    TRACE has one JSON object a line, plain or packed with gzip or xz, in arrival order. Fields: timestamp (ms),
-    input_length, output_length (tokens), and hash_ids, the chained ids of the prompt's blocks (512 tokens a block
-    unless block_size says otherwise). Or, in place of hash_ids, tokens: the prompt itself.
+    TRACE (/dev/stdin for a pipe) has one JSON object a line, plain or packed with gzip or xz, in arrival order. Fields:
+    timestamp (ms), input_length, output_length (tokens), and hash_ids, the chained ids of the prompt's blocks (512
+    tokens a block unless block_size says otherwise). Or, in place of hash_ids, tokens: the prompt itself.
 
     \b
     Examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import json
 import lzma
 import os
@@ -198,7 +199,10 @@ def _lines(path: str, progress: Progress | None) -> Iterator[tuple[int, bytes]]:
     line = 0
     try:
         with open(path, "rb") as raw:
+            # A pipe has no size and no place in it, so nothing can be said of its progress.
             total = os.fstat(raw.fileno()).st_size
+            if not raw.seekable():
+                progress = None
             file = _decompressed(raw, path)
             # Never more than one line in memory, and no line without end: what is no trace may be a disk, or a bomb.
             for line, text in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
@@ -220,13 +224,12 @@ def _lines(path: str, progress: Progress | None) -> Iterator[tuple[int, bytes]]:
         raise TraceError(path, None, None, f"cannot be read: {error.strerror or error}") from None
 
 
-def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
+def _decompressed(raw: io.BufferedReader, path: str) -> BinaryIO:
     """Tell the compression by the first bytes: a file is often renamed on its way, its content is not.
 
     Where they say nothing the name counts, so that a broken `.xz` is called that and not bad JSON.
     """
-    head = raw.read(6)
-    raw.seek(0)
+    head = raw.peek(6)[:6]
     packed_by_content = "gz" if head.startswith(b"\x1f\x8b") else "xz" if head == b"\xfd7zXZ\x00" else None
     match packed_by_content or path.rpartition(".")[2]:
         case "gz":
