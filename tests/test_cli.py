@@ -220,7 +220,7 @@ class TestReplay:
             ("n" * 240 + ".jsonl", "n" * 240 + ".jsonl"),
         ],
     )
-    def test_odd_names(self, trace: Path, name: str, shown: str) -> None:
+    def test_odd_names(self, trace: Path, name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
         odd = trace.with_name(name)
         try:
@@ -228,10 +228,13 @@ class TestReplay:
         except OSError:
             pytest.skip("no such name in this file system")
         plot = trace.with_suffix(".png")
-        assert good("replay", str(odd), "--blocks", "4", "--plot", str(plot)).startswith(f"{shown}: 6 requests, ")
-        good("blocksize", str(odd), "--plot", str(plot), "--json")
+        assert main(["replay", str(odd), "--blocks", "4", "--plot", str(plot)]) == 0
+        assert capsys.readouterr().out.startswith(f"{shown}: 6 requests, ")
+        assert main(["blocksize", str(odd), "--plot", str(plot), "--json"]) == 0
+        assert capsys.readouterr().err == ""
         odd.rename(trace)
-        assert refused("replay", str(odd)).isprintable()
+        assert main(["replay", str(odd)]) == 2
+        assert capsys.readouterr().err.removesuffix("\n").isprintable()
 
     def test_one_is_no_plural(self, tmp_path: Path) -> None:
         path = write(tmp_path / "one.jsonl", {"timestamp": 0, "tokens": [5], "output_length": 0})
