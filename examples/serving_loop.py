@@ -35,8 +35,11 @@ def forward(seq: kvpager.Sequence) -> int:
 
 
 def serve(prompts: list[list[int]]) -> list[list[int]]:
-    """Answer all prompts, as many at a time as the pool holds."""
-    waiting = deque(range(len(prompts)))
+    """Answer all prompts, as many at a time as the pool holds.
+
+    An answer ends early when its request fills the whole pool; a prompt that not even the whole pool holds gets none.
+    """
+    waiting = deque(number for number, prompt in enumerate(prompts) if len(prompt) <= NUM_BLOCKS * BLOCK_SIZE)
     preempted: deque[tuple[int, kvpager.Sequence]] = deque()
     running: list[tuple[int, kvpager.Sequence]] = []
     answers: list[list[int]] = [[] for _ in prompts]
@@ -46,21 +49,25 @@ def serve(prompts: list[list[int]]) -> list[list[int]]:
             running.append(preempted.popleft())
         while waiting and not preempted and (seq := pager.try_admit(prompts[waiting[0]])):
             running.append((waiting.popleft(), seq))
-        # One step for each: prefill where a sequence is new, decode where it is not.
-        step, running = running, []
-        while step:
-            number, seq = step.pop(0)
-            token = forward(seq)
-            if len(seq) - len(prompts[number]) == NEW_TOKENS:
-                answers[number] = seq.tokens[len(prompts[number]) :].tolist()
-                seq.release()
+        # One step for each, the oldest first: prefill where a sequence is new, decode where it is not.
+        for number, seq in list(running):
+            if seq.state == "preempted":  # it made room for an older one in this step
                 continue
-            # The next token needs a slot. When the pool is full, the youngest gives its blocks back and waits.
-            while seq.try_append(token) is None:
-                victim = step.pop() if step else running.pop()
-                victim[1].preempt()
-                preempted.appendleft(victim)
-            running.append((number, seq))
+            token = forward(seq)
+            done = len(seq) - len(prompts[number]) == NEW_TOKENS
+            # The next token needs a slot. When the pool is full, the youngest gives its blocks back and waits, be it
+            # this one. But one that has the pool to itself would wait for nobody: its answer ends here.
+            while not done and seq.state == "running" and seq.try_append(token) is None:
+                if len(running) == 1:
+                    done = True
+                else:
+                    youngest = running.pop()
+                    youngest[1].preempt()
+                    preempted.appendleft(youngest)
+            if done:
+                answers[number] = seq.tokens[len(prompts[number]) :].tolist()
+                running.remove((number, seq))
+                seq.release()
     return answers
 
 

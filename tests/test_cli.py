@@ -6,6 +6,8 @@ import gzip
 import json
 import lzma
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,13 +19,16 @@ import pytest
 
 import kvpager
 from kvpager.cli import main
+from kvpager.cli.demo import CALLS
+from kvpager.cli.plots import heading
+from kvpager.traces import reading
 
 REQUEST = {"timestamp": 0, "input_length": 32, "output_length": 4, "block_size": 16, "hash_ids": [0, 1]}
 COMMANDS = ["demo", "replay", "bench", "fragmentation", "blocksize", "prefix", "generate"]
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvpager.cli", *arguments]
+    command = [sys.executable, "-m", "kvpager", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
@@ -41,6 +46,13 @@ def refused(*arguments: str) -> str:
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("kvpager"), done.stderr
     return done.stderr.strip()
+
+
+def run_in_shell(command: str, folder: Path | None = None) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command line that does what only a shell can to its streams."""
+    line = f"{shlex.quote(sys.executable)} -m kvpager {command}"
+    done = subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
@@ -134,6 +146,17 @@ class TestReplay:
         assert json.loads(good("replay", str(packed), "--blocks", "4", "--json"))["trace"]["requests"] == 6
         assert plain["rows"][0]["hit_blocks"] == 5
 
+    @pytest.mark.parametrize("pack", ["cat", "gzip -c", "xz -c"])
+    def test_through_a_pipe(self, trace: Path, pack: str) -> None:
+        if shutil.which(pack.partition(" ")[0]) is None:
+            pytest.skip(f"no {pack} here")
+        shell = (
+            f"{pack} {shlex.quote(str(trace))} | {shlex.quote(sys.executable)} -m kvpager replay /dev/stdin --blocks 4"
+        )
+        done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert " 38.46% " in done.stdout
+
     def test_tokens(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens.jsonl"
         requests = [{"timestamp": at, "tokens": list(range(40)), "output_tokens": [7] * 30} for at in range(3)]
@@ -170,9 +193,58 @@ class TestReplay:
 
     def test_plot_that_cannot_be_written_is_refused_first(self, trace: Path) -> None:
         pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-        missing = trace.parent / "no such folder" / "a.png"
-        assert "there is no folder" in refused("replay", str(trace), "--plot", str(missing))
-        assert "has to end in one of" in refused("replay", str(trace), "--plot", "picture.docx")
+        folder = trace.parent / "folder.png"
+        folder.mkdir()
+        for name, problem in {
+            str(trace.parent / "no such folder" / "a.png"): "there is no folder",
+            "picture.docx": "the name has to end in one of .png, .svg, .pdf",
+            str(folder): "is a folder",
+        }.items():
+            assert problem in refused("replay", str(trace), "--plot", name)
+
+    def test_plot_of_a_disk_that_is_full(self, trace: Path) -> None:
+        pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+        full = trace.with_name("full.png")
+        full.symlink_to("/dev/full")
+        assert "cannot be written: No space left on device" in refused(
+            "replay", str(trace), "--blocks", "4", "--plot", str(full)
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [
+            ("日本語.jsonl", "日本語.jsonl"),
+            ("$\\frac$.jsonl", "$\\frac$.jsonl"),  # a formula, and a broken one, to whoever looks for formulas
+            ("a\n\x1b[31mb.jsonl", r"a\n\x1b[31mb.jsonl"),
+            (os.fsdecode(b"bytes \xff.jsonl"), r"bytes \udcff.jsonl"),
+            ("n" * 240 + ".jsonl", "n" * 240 + ".jsonl"),
+        ],
+    )
+    def test_odd_names(self, trace: Path, name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+        pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+        odd = trace.with_name(name)
+        try:
+            trace.rename(odd)
+        except OSError:
+            pytest.skip("no such name in this file system")
+        plot = trace.with_suffix(".png")
+        assert main(["replay", str(odd), "--blocks", "4", "--plot", str(plot)]) == 0
+        assert capsys.readouterr().out.startswith(f"{shown}: 6 requests, ")
+        assert main(["blocksize", str(odd), "--plot", str(plot), "--json"]) == 0
+        assert capsys.readouterr().err == ""
+        odd.rename(trace)
+        assert main(["replay", str(odd)]) == 2
+        assert capsys.readouterr().err.removesuffix("\n").isprintable()
+
+    def test_one_is_no_plural(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "one.jsonl", {"timestamp": 0, "tokens": [5], "output_length": 0})
+        text = good("replay", str(path), "--blocks", "2", "--block-size", "1")
+        assert text.startswith("one.jsonl: 1 request, 1 full prompt block of 1 token, 1 of them unique;")
+        assert text.splitlines()[2].split()[-1] == "replayed/s"
+
+    def test_heading(self) -> None:
+        assert heading("c: t.jsonl: 6 requests, 2 blocks; a; b") == "c: t.jsonl\n6 requests, 2 blocks\na\nb"
+        assert heading("t" * 200 + ": r").splitlines() == ["t" * 77 + "...", "r"]
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -221,6 +293,41 @@ class TestBrokenFiles:
             assert problem in refused("replay", str(path))
             assert str(path) in refused("bench", "--only", "replay", "--trace", str(path))
 
+    def test_a_byte_order_mark_is_no_part_of_the_first_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "bom.jsonl"
+        path.write_text("\ufeff" + json.dumps(REQUEST), encoding="utf-8")
+        assert good("replay", str(path), "--blocks", "4").startswith("bom.jsonl: 1 request")
+        path.write_text("\ufeff\n" + json.dumps(REQUEST), encoding="utf-8")
+        assert good("replay", str(path), "--blocks", "4").startswith("bom.jsonl: 1 request")
+        path.write_text(json.dumps(REQUEST) + "\n\ufeff" + json.dumps(REQUEST), encoding="utf-8")
+        assert "line 2: not JSON" in refused("replay", str(path))
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
+    def test_a_line_without_end(
+        self,
+        pack: Callable[[bytes], bytes],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        line = json.dumps(REQUEST).encode() + b"\n"
+        monkeypatch.setattr(reading, "MAX_LINE", len(line))
+        path = tmp_path / "long.jsonl"
+        path.write_bytes(pack(line))
+        assert main(["replay", str(path), "--blocks", "4"]) == 0
+        path.write_bytes(pack(line + b" " + line))
+        assert main(["replay", str(path), "--blocks", "4"]) == 2
+        assert f"line 2: longer than {len(line)} bytes" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("outputs", ["none", "fresh"])
+    def test_more_blocks_than_there_are_numbers(self, tmp_path: Path, outputs: str) -> None:
+        endless = {"timestamp": 0, "input_length": 1, "output_length": 2**31 - 1, "block_size": 1}
+        if outputs == "none":
+            endless |= {"input_length": 2**31 - 1, "output_length": 0}
+        path = write(tmp_path / "endless.jsonl", endless)
+        message = refused("replay", str(path), "--blocks", "4", "--outputs", outputs)
+        assert message.endswith("a replay can number that many blocks")
+
     def test_a_pool_in_which_a_request_never_fits(self, trace: Path) -> None:
         message = refused("replay", str(trace), "--blocks", "9,3")
         assert message.endswith(
@@ -244,11 +351,17 @@ class TestBrokenFiles:
         (["replay"], "kvpager replay: Missing argument 'TRACE'. (see kvpager replay --help)"),
         (["replay", "t", "--fly"], "kvpager replay: No such option"),
         (["replay", "t", "u"], "kvpager replay: Got unexpected extra argument"),
-        (["replay", "t", "--sizes", "5"], "pool size '5': a share such as 2.5%"),
-        (["replay", "t", "--sizes", "x%"], "pool size 'x%': expected a number of blocks"),
-        (["replay", "t", "--sizes", ""], "pool size '': expected"),
-        (["replay", "t", "--blocks", "5%"], "pool size '5%': a number of blocks such as 4096"),
-        (["replay", "t", "--blocks", "4,,5"], "pool size '': expected"),
+        (["replay", "t", "--sizes", "5"], "pool size '5': expected a share above 0%, such as 2.5% (--blocks takes"),
+        (["replay", "t", "--sizes", "x%"], "pool size 'x%': expected a share above 0%, such as 2.5%"),
+        (["replay", "t", "--sizes", "0.0%"], "pool size '0.0%': expected a share above 0%"),
+        (["replay", "t", "--sizes", ""], "pool size '': expected a share"),
+        (
+            ["replay", "t", "--blocks", "5%"],
+            "pool size '5%': expected a number of blocks from 1 to 2147483647",
+        ),
+        (["replay", "t", "--blocks", "4,,5"], "pool size '': expected a number of blocks"),
+        (["replay", "t", "--blocks", "0"], "pool size '0': expected a number of blocks"),
+        (["replay", ""], "kvpager: '': cannot be read"),
         (["replay", "t", "--blocks", "4", "--sizes", "5%"], "--sizes and --blocks exclude each other"),
         (["replay", "t", "--policy", "fifo"], "policy 'fifo': expected one of lru, slru"),
         (["replay", "t", "--outputs", "all"], "'all' is not one of"),
@@ -275,6 +388,7 @@ class TestDemo:
             "workload",
             "schemes",
             "calls",
+            "clock_us",
             "same_answers",
         }
         assert result["seed"] == 5
@@ -286,16 +400,15 @@ class TestDemo:
         prefilled = [schemes[name]["prefilled_tokens"] for name in ("kept", "shared", "paged")]
         assert prefilled == sorted(prefilled)
         assert result["workload"]["prompt_tokens"] == schemes["reserved"]["prefilled_tokens"]
-        assert [call["call"] for call in result["calls"]] == [
-            "admit",
-            "commit a prompt",
-            "append a token",
-            "commit a token",
-            "release",
-        ]
+        calls = {call["call"]: call["count"] for call in result["calls"]}
+        requests = result["workload"]["requests"]
+        assert calls["admit"] == calls["commit a prompt"] == calls["release"] == requests
+        assert calls["append a token"] == calls["commit a token"] == result["workload"]["answer_tokens"]
+        assert set(calls) <= set(CALLS)
+        assert result["clock_us"] > 0
         for call in result["calls"]:
             assert set(call) == {"call", "count", "kvpager_us", "reference_us", "ratio"}
-            assert call["count"] > 0
+            assert min(call["count"], call["kvpager_us"], call["reference_us"], call["ratio"]) > 0
         again = json.loads(good("demo", "--chats", "100", "--seed", "5", "--json"))
         assert again["schemes"] == result["schemes"]
 
@@ -314,7 +427,7 @@ class TestProgress:
         import pty
 
         ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "kvpager.cli", *arguments]
+        command = [sys.executable, "-m", "kvpager", *arguments]
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment | {"TERM": "xterm"}
@@ -360,12 +473,12 @@ class TestMissingExtras:
     @pytest.mark.parametrize("module", ["click", "rich"])
     def test_cli(self, module: str) -> None:
         done = self.without(module, "replay", "x")
-        expected = f'kvpager: the command line needs {module}: pip install "kvpager[cli]"\n'
+        expected = f"kvpager: the command line needs {module}: pip install '.[cli]' in a clone of kvpager\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
     def test_plot(self, trace: Path) -> None:
         done = self.without("matplotlib", "replay", str(trace), "--plot", "a.png")
-        expected = 'kvpager: --plot needs matplotlib: pip install "kvpager[plot]"\n'
+        expected = "kvpager: --plot needs matplotlib: pip install '.[plot]' in a clone of kvpager\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
     def test_the_package_needs_neither(self) -> None:
@@ -388,12 +501,63 @@ class TestEndings:
         assert main(["replay", "t"]) == 130
         assert capsys.readouterr().err.strip() == "kvpager: interrupted"
 
+    def test_interrupted_before_it_began(self) -> None:
+        program = (
+            "import sys, builtins; from kvpager.cli import main; real = builtins.__import__\n"
+            "def imports(name, *rest):\n"
+            "    if name == 'click': raise KeyboardInterrupt\n"
+            "    return real(name, *rest)\n"
+            "builtins.__import__ = imports; sys.exit(main(['prefix']))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nkvpager: interrupted\n")
+
+    def test_no_memory(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        import kvpager.cli.replay
+
+        def exhausted(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(kvpager.cli.replay, "read_trace", exhausted)
+        assert main(["replay", "t"]) == 2
+        assert capsys.readouterr().err == "kvpager: the machine has not enough memory for this\n"
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+    @pytest.mark.parametrize("arguments", ["prefix", "prefix --json", "prefix --help", "--version"])
+    def test_a_full_disk(self, arguments: str) -> None:
+        done = run_in_shell(f"{arguments} > /dev/full")
+        assert done == (1, "", "kvpager: the output cannot be written: No space left on device\n")
+
+    @pytest.mark.parametrize("arguments", ["prefix", "generate chat -o t.jsonl", "--help"])
+    def test_output_closed(self, arguments: str, tmp_path: Path) -> None:
+        assert run_in_shell(f"{arguments} >&-", tmp_path) == (1, "", "kvpager: standard output is closed\n")
+        assert list(tmp_path.iterdir()) == []
+        assert run_in_shell(f"{arguments} >&- 2>&-", tmp_path) == (1, "", "")
+
+    @pytest.mark.parametrize("arguments", ["prefix", "demo --chats 100", "replay by-hand.jsonl"])
+    def test_errors_closed(self, arguments: str, trace: Path) -> None:
+        code, text, errors = run_in_shell(f"{arguments} 2>&-", trace.parent)
+        assert (code, errors) == (0, "")
+        assert text.endswith("\n")
+
+    def test_errors_closed_and_an_error(self) -> None:
+        assert run_in_shell("replay missing 2>&-") == (2, "", "")
+
+    def test_a_narrow_terminal_cuts_no_number_off(self, trace: Path) -> None:
+        narrow = run("replay", str(trace), "--blocks", "4", env=os.environ | {"COLUMNS": "10", "NO_COLOR": "1"})
+        assert " 38.46% " in narrow.stdout
+
+    def test_a_terminal_that_knows_ascii_only(self, trace: Path) -> None:
+        done = run("replay", str(trace), "--blocks", "4", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+        assert (done.returncode, done.stderr) == (0, "")
+        assert " 38.46% " in done.stdout
+
     def test_a_reader_that_goes_away(self) -> None:
         ours, theirs = os.pipe()
         os.close(ours)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "kvpager.cli", "replay", "--help"],
+                [sys.executable, "-m", "kvpager", "replay", "--help"],
                 stdout=theirs,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -6,11 +6,23 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from kvpager.benchmarks import OPERATIONS, ROWS, Operation, Settings, Subject, best_ns, bytes_per_cached_block, floors
+from kvpager.benchmarks import (
+    OPERATIONS,
+    ROWS,
+    Operation,
+    Row,
+    Settings,
+    Subject,
+    best_ns,
+    bytes_per_cached_block,
+    floors,
+)
+from kvpager.cli import bench
 
 SMALL = Settings(num_blocks=60_000, small_blocks=2_000, large_blocks=3_000, constructed_blocks=10_000)
 
@@ -62,8 +74,22 @@ def test_memory_a_block(shape: str) -> None:
     assert 64 <= found < 300
 
 
+def test_columns_without_the_reference_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row("append", "append", "us", 0.06, "<= 0.08 us", True, None, None, None)
+    bench._print([row], reference=False)
+    text = capsys.readouterr().out
+    assert text.splitlines()[2].split() == ["call", "unit", "kvpager", "x", "floor", "goal", "met"]
+    assert "reference" not in text
+    assert "x floor:" not in text
+    bench._print([replace(row, times_floor=1.5, reference=6.0, reference_ratio=100.0)], reference=True)
+    text = capsys.readouterr().out
+    assert "x floor: how many times" in text
+    assert text.splitlines()[2].split()[-2:] == ["reference", "ratio"]
+    assert "100.0x" in text
+
+
 def test_the_command_prints_every_row_it_was_asked_for() -> None:
-    command = [sys.executable, "-m", "kvpager.cli", "bench", "--quick", "--only", "append,hit_128k,replay", "--json"]
+    command = [sys.executable, "-m", "kvpager", "bench", "--quick", "--only", "append,hit_128k,replay", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     result = json.loads(done.stdout)

@@ -71,6 +71,14 @@ def columns(result: Any, *names: str) -> list[tuple[Any, ...]]:
 
 
 class TestByHand:
+    def test_what_each_share_is_of(self, says: Says) -> None:
+        text, _ = says.text(write("t.jsonl", BY_HAND), "--sizes", "4")
+        assert "Waste and lost sharing are shares of all 34 tokens, shared is one of the 29 prompt tokens." in text
+
+    def test_the_largest_text_token(self, says: Says) -> None:
+        largest = [{"timestamp": 0, "tokens": [2**30 - 1] * 9, "output_length": 2}] * 2
+        assert columns(says.json(write("t.jsonl", largest), "--sizes", "4"), "shared_tokens") == [(8,)]
+
     def test_tokens(self, says: Says) -> None:
         result = says.json(write("t.jsonl", BY_HAND), "--sizes", "8,4,2,1")
         assert columns(result, "block_size", "table_entries", "waste_tokens", "shared_tokens", "lost_tokens") == [
@@ -204,6 +212,10 @@ class TestLengths:
         result = says.json("--lengths", "file:lengths.txt", "--sizes", "4")
         assert result["load"]["sequences"] == 3
         assert columns(result, "table_entries", "waste_tokens") == [(1 + 2 + 4, 1 + 3)]
+
+    def test_a_file_with_a_byte_order_mark(self, says: Says) -> None:
+        Path("lengths.txt").write_text("\ufeff3\r\n5\r\n", encoding="utf-8")
+        assert says.json("--lengths", "file:lengths.txt")["load"]["tokens"] == 8
 
     def test_seeds(self, says: Says) -> None:
         def rows(*more: str) -> Any:

@@ -184,6 +184,7 @@ class TestTheFile:
             "folder.jsonl": "is there and no regular file",
             "pipe.jsonl": "is there and no regular file",
             "missing/t.jsonl": "there is no folder",
+            "t.jsonl/": "t.jsonl/: is the name of a folder",
             "x" * 300 + ".gz": "cannot be written: File name too long",
         }.items():
             assert problem in kvpager_says("generate", "chat", "-o", name, "--sessions", "2", *force, status=2)
@@ -224,6 +225,7 @@ class TestTheFile:
         (["generate", "poem", "-o", "t.jsonl"], "'poem' is not one of"),
         (["generate", "chat", "-o", "t.jsonl", "--sessions", "0"], "0 is not in the range"),
         (["generate", "chat", "-o", "t.jsonl", "--rate", "nan"], "rate nan: expected a finite number above 0"),
+        (["generate", "chat", "-o", "t.jsonl", "--rate", "1e-300"], "1e-300 is not in the range"),
         (["generate", "chat", "-o", "t.jsonl", "--think", "nan"], "think nan: expected a finite number"),
         (["generate", "chat", "-o", "t.jsonl", "--system", "800"], "'800': expected LO:HI in tokens"),
         (["generate", "chat", "-o", "t.jsonl", "--system", "9:8"], "system 9:8: expected 1 <= LO <= HI"),

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import kvpager
 import kvpager.reference
-from kvpager.cli.serving import CallTimes, Memory, Paged, Reserved, Server
-from kvpager.workload import ChatWorkload, chat_workload
+from kvpager.cli.serving import CallTimes, Memory, Paged, Reserved, Server, clock_us
+from kvpager.workload import Chat, ChatWorkload, Turn, chat_workload
 
 MAX_CONTEXT = 2048
 SLOTS = 16_384
@@ -97,10 +97,21 @@ def test_progress_counts_finished_requests() -> None:
     assert seen == sorted(seen)
 
 
-def test_call_times_leave_out_the_clock() -> None:
+def test_a_request_that_fits_nowhere_is_an_error_and_no_endless_loop() -> None:
+    turn = Turn(np.arange(2, dtype=np.int32), np.zeros(40, np.int32), 0)
+    load = ChatWorkload(0, 128, 1, (Chat(0, np.arange(30, dtype=np.int32), (turn,)),))
+    with pytest.raises(kvpager.ConfigError, match=r"a request of 65 tokens does not fit in the memory even alone"):
+        Server(load, Paged(kvpager.Pager(4, 16))).run()
+
+
+def test_call_times_are_as_measured_and_refusals_have_a_name_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100, 103, 200, 209, 300, 1300])
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(clock))
     times = CallTimes()
-    for _ in range(1000):
-        assert times.timed("nothing", int, "7") == 7
-    count, mean = times.mean_us()["nothing"]
-    assert count == 1000
-    assert 0 <= mean < 5
+    answers = [times.timed("ask", lambda x: x, answer, refused="refused") for answer in (7, 0, None)]
+    assert answers == [7, 0, None]
+    assert times.mean_us() == {"ask": (2, 0.006), "refused": (1, 1.0)}
+
+
+def test_what_the_clock_costs_is_more_than_nothing() -> None:
+    assert clock_us(1000) > 0

@@ -62,7 +62,7 @@ def environment(folder: Path) -> dict[str, str]:
     if not scripts.exists():
         scripts.mkdir()
         script = scripts / "kvpager"
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m kvpager.cli "$@"\n', encoding="utf-8")
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m kvpager "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     return os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PYTHONIOENCODING": "utf-8"}
 

@@ -327,6 +327,24 @@ def test_tokens_through_the_pager_count_like_ids(
             assert running.result() == run(ReferenceReplay, columns, num_blocks, policy), f"seed {seed}"
 
 
+@pytest.mark.parametrize("outputs", ["none", "fresh", "recorded"])
+def test_fresh_answers_are_fresh_whatever_tokens_a_trace_uses(outputs: Outputs, tmp_path: Path) -> None:
+    """The same prompts in other token values, the largest that stand for text among them, count the same."""
+    found = []
+    for first, second in ((0, 1), (1, 0), (2, 4), (2**30 - 1, 3), (5, 2**30 - 1)):
+        prompts = [[first] * 6, [first] * 6 + [second] * 3, [first] * 3]
+        lines = [json.dumps({"timestamp": 0, "tokens": prompt, "output_length": 5}) for prompt in prompts]
+        path = tmp_path / "t.jsonl"
+        path.write_text("\n".join(lines), encoding="utf-8")
+        chains = TokenChains(read_trace(path), outputs, 2)
+        engine = TokenReplay(chains, kvpager.Pager(100, 2), "none")
+        engine.advance(3)
+        found.append(engine.result())
+    # Blocks of 2: of the second prompt its 3 first blocks hit, of the third the only one it has.
+    assert {count["hit_blocks"] for count in found} == {3 + 1}
+    assert all(count == found[0] for count in found)
+
+
 PUBLISHED = [
     # file, outputs, service, prompt blocks, unique, sizes in %, hit blocks, evicted blocks
     (

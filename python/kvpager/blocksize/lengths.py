@@ -52,7 +52,7 @@ def read_lengths(path: str) -> Lengths:
     """A file of whole numbers, one a line; blank lines do not count."""
     lengths = []
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.isspace():
                     continue

@@ -89,7 +89,8 @@ class Load:
         )
         if needed <= num_blocks:
             return
-        words = f"needs {needed} blocks of {size} tokens and would never fit in a pool of {num_blocks}"
+        tokens = "1 token" if size == 1 else f"{size} tokens"
+        words = f"needs {needed} blocks of {tokens} and would never fit in a pool of {num_blocks}"
         if self.trace is not None:
             raise self.trace.error(longest, None, f"this request {words}")
         raise ConfigError(f"{self.name}: the longest sequence, {int(self.lengths[longest])} tokens, {words}")

@@ -2,7 +2,8 @@
 
 A command is a module with one `click.Command`, listed in `COMMANDS`; it is imported when it is named. It prints its
 result to stdout (`output.print_table`, or one JSON object with `--json`), everything else to stderr, and raises
-`KvPagerError` or `click.UsageError` for bad input: `run` turns these into one line and exit status 2.
+`KvPagerError` or `click.UsageError` for bad input: `run` turns these into one line and exit status 2. What could not
+be written, because the disk is full or the reader has gone, is exit status 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import click
 
 from .. import __version__
 from ..errors import KvPagerError
+from .output import printable
 
 COMMANDS = {
     "demo": "demo:demo",
@@ -70,7 +72,7 @@ def kvpager(ctx: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; whatever is wrong with it or its input is one line on stderr and exit status 2."""
+    """Run a command line; whatever is wrong with it, its input or its output is one line on stderr, no traceback."""
     try:
         status = kvpager.main(arguments, prog_name="kvpager", standalone_mode=False)
         sys.stdout.flush()
@@ -82,15 +84,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"kvpager: {error.format_message()}")
     except KvPagerError as error:
         return _refuse(f"kvpager: {error}")
+    except MemoryError:
+        return _refuse("kvpager: the machine has not enough memory for this")
     except (click.Abort, KeyboardInterrupt):
         click.echo("kvpager: interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader has gone (`kvpager ... | head`). Python would complain once more while it flushes at exit.
+    except OSError as error:
+        if error.filename is not None:  # of a file, not of the output: each command has its own words for that
+            raise
+        # Python would complain once more while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has gone (`kvpager ... | head`): it has seen enough and needs no message.
+        if not isinstance(error, BrokenPipeError):
+            _refuse(f"kvpager: the output cannot be written: {error.strerror or error}")
         return 1
 
 
 def _refuse(message: str) -> int:
-    click.echo(" ".join(message.split()), err=True)
+    click.echo(printable(" ".join(message.split())), err=True)
     return 2

@@ -69,7 +69,7 @@ def bench(only: list[str] | None, quick: bool, reference: bool, trace: str | Non
     if as_json:
         print_json("bench", seed=seed, quick=quick, machine=_machine(), rows=[asdict(row) for row in rows])
     else:
-        _print(rows)
+        _print(rows, reference=reference)
 
 
 def _machine() -> dict[str, str | int | None]:
@@ -82,26 +82,32 @@ def _machine() -> dict[str, str | int | None]:
     }
 
 
-def _print(rows: list[Row]) -> None:
+def _print(rows: list[Row], *, reference: bool) -> None:
+    columns = ["call", "unit", "kvpager", "x floor", "goal", "met"]
     print_table(
         ", ".join(f"{name} {value}" for name, value in _machine().items()),
-        ["call", "unit", "kvpager", "x floor", "goal", "met", "reference", "ratio"],
-        [
-            (
-                row.what,
-                row.unit,
-                _number(row.value),
-                _number(row.times_floor),
-                row.goal,
-                {True: "yes", False: "NO", None: "-"}[row.met],
-                _number(row.reference),
-                "-" if row.reference_ratio is None else f"{row.reference_ratio:,.1f}x",
-            )
-            for row in rows
-        ],
+        [*columns, "reference", "ratio"] if reference else columns,
+        [_cells(row)[: None if reference else len(columns)] for row in rows],
         left=2,
     )
-    print_text("The fastest of many samples. Ratio: how many times better than kvpager.reference.")
+    print_text("The fastest of many samples.")
+    if any(row.times_floor is not None for row in rows):
+        print_text("x floor: how many times what comparing (memcmp) or copying (memcpy) the tokens once took just now.")
+    if reference:
+        print_text("ratio: how many times better than kvpager.reference.")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.what,
+        row.unit,
+        _number(row.value),
+        _number(row.times_floor),
+        row.goal,
+        {True: "yes", False: "NO", None: "-"}[row.met],
+        _number(row.reference),
+        "-" if row.reference_ratio is None else f"{row.reference_ratio:,.1f}x",
+    )
 
 
 def _number(value: float | None) -> str:

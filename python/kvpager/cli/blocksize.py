@@ -13,7 +13,7 @@ from ..blocksize.rule import DEFAULT_WITHIN
 from ..traces import read_trace
 from .blocksize_plot import plot_block_sizes
 from .options import comma_list, json_option, plot_option, seed_option
-from .output import Bar, note, print_json, print_table, print_text
+from .output import Bar, counted, note, print_json, print_table, print_text, printable
 
 DEFAULT_SAMPLES = 10_000
 
@@ -89,12 +89,13 @@ def blocksize(
     """Compare block sizes: waste, table entries, gathers, shared tokens, hit rate; and say which one to take.
 
     \b
-    waste          slots of the last block that hold no token, a sequence, its answer complete
+    waste          slots of the last block that hold no token, its answer complete: of a sequence, and as a share of
+                   all tokens (of prompts and answers)
     table entries  blocks of a sequence
     gathers        blocks that a decode step reads for a sequence, over all steps
-    shared         prompt tokens that were cached when their request came, of all prompt tokens
-    hit rate       of the full prompt blocks, as kvpager replay counts it
-    lost           tokens that the size that shares most shares, and this one does not
+    shared         prompt tokens that were cached when their request came, and their share of all prompt tokens
+    hit rate       share of the full prompt blocks, as kvpager replay counts it
+    lost           tokens that the size that shares most shares, and this one does not, as a share of all tokens
 
     A trace with tokens is replayed through the pager at every size. One with hash_ids can only be told at multiples of
     its own block size. Lengths alone say nothing of sharing; with --pool, how many sequences fit at once is counted.
@@ -133,14 +134,14 @@ def blocksize(
     else:
         for text in load.notes:
             note(text)
-        _print(title, rows, choice)
+        _print(load, title, rows, choice)
 
 
 def _title(load: Load, pool: int | None) -> str:
-    memory = "a pool without end" if pool is None else f"a pool of {pool:,} tokens"
+    memory = "a pool without end" if pool is None else f"a pool of {counted(pool, 'token')}"
     return (
-        f"{load.name.rpartition('/')[2]}: {len(load.lengths):,} sequences, {load.tokens:,} tokens,"
-        f" {load.lengths.mean():,.0f} each; {memory}"
+        f"{printable(load.name.rpartition('/')[2])}: {counted(len(load.lengths), 'sequence')},"
+        f" {counted(load.tokens, 'token')}, {load.lengths.mean():,.0f} each; {memory}"
     )
 
 
@@ -171,7 +172,7 @@ def _print_json(
     )
 
 
-def _print(title: str, rows: list[BlockSizeRow], choice: Recommendation) -> None:
+def _print(load: Load, title: str, rows: list[BlockSizeRow], choice: Recommendation) -> None:
     columns = ["block size", "waste each", "waste", "table entries", "gathers"]
     sharing = rows[0].shared_tokens is not None
     if sharing:
@@ -179,6 +180,12 @@ def _print(title: str, rows: list[BlockSizeRow], choice: Recommendation) -> None
     if rows[0].num_blocks is not None:
         columns += ["pool blocks", "evicted"] if sharing else ["pool blocks", "fit at once"]
     print_table(title, columns, [_cells(row, choice.block_size) for row in rows], left=0)
+    if sharing:
+        assert load.prompt_tokens is not None
+        print_text(
+            f"Waste and lost sharing are shares of all {load.tokens:,} tokens, shared is one of the"
+            f" {load.prompt_tokens:,} prompt tokens."
+        )
     print_text(choice.reason)
 
 

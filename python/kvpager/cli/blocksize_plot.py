@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..blocksize import BlockSizeRow, Recommendation
-from .plots import new_figure, save
+from .plots import heading, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def plot_block_sizes(rows: Sequence[BlockSizeRow], choice: Recommendation, title
         _draw_shared(panels[2], rows)
     panels[-1].set_xticks(range(len(rows)), [f"{row.block_size:,}" for row in rows])
     panels[-1].set_xlabel("tokens a block")
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle(heading(title), fontsize="medium", x=0.01, ha="left", parse_math=False)
     save(figure, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from ..traces import Progress, TokenRequest, check_target, write_trace
 from ..workload import KINDS, Kind, arrivals, token_requests
 from .options import json_option, seed_option
-from .output import Bar, print_json, print_table, print_text
+from .output import Bar, counted, print_json, print_table, print_text, printable
 
 
 def token_range(text: str) -> tuple[int, int]:
@@ -28,7 +29,7 @@ COUNT = click.IntRange(1, 10_000_000)
 TOKENS = click.FloatRange(0, 1_000_000, min_open=True)
 CHOICES: dict[str, tuple[Any, str, str]] = {
     "sessions": (COUNT, "N", "Chats, agent sessions; for burst and varfront, requests."),
-    "rate": (click.FloatRange(0, 1_000_000, min_open=True), "R", "Sessions that begin in a second, on average."),
+    "rate": (click.FloatRange(1e-6, 1_000_000), "R", "Sessions that begin in a second, on average."),
     "systems": (click.IntRange(1, 10_000), "N", "System prompts; the second most popular is half as popular."),
     "system": (token_range, "LO:HI", "Tokens of a system prompt, uniform."),
     "turns": (click.FloatRange(1, 10_000), "MEAN", "Turns of a chat, or tool calls of a session; geometric."),
@@ -174,12 +175,13 @@ def _shape(kind: type[Kind], given: dict[str, Any]) -> Kind:
 
 def _print(output: str, kind: str, seed: int, size: int, summary: Summary) -> None:
     print_table(
-        f"{Path(output).name}: {kind}, seed {seed}: {len(summary.prompts):,} requests in {summary.last_ms / 1000:,.0f}"
-        f" seconds, {size:,} bytes.",
+        f"{printable(Path(output).name)}: {kind}, seed {seed}: {counted(len(summary.prompts), 'request')} in"
+        f" {summary.last_ms / 1000:,.0f} seconds, {size:,} bytes.",
         ["tokens", "all", "mean", "median", "longest"],
         [
             (name, f"{sum(lengths):,}", f"{np.mean(lengths):,.0f}", f"{np.median(lengths):,.0f}", f"{max(lengths):,}")
             for name, lengths in (("prompts", summary.prompts), ("answers", summary.outputs))
         ],
     )
-    print_text(f"Next: kvpager replay {output}, or kvpager blocksize {output}")
+    name = shlex.quote(printable(output))
+    print_text(f"Next: kvpager replay {name}, or kvpager blocksize {name}")

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from ..replay import PoolSize
-from .plots import check_plot_path
+from ..replay.runs import MAX_BLOCKS
+from .plots import FORMATS, check_plot_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,17 +44,21 @@ def one_of(what: str, choices: tuple[str, ...]) -> Callable[[str], str]:
 
 def percent(text: str) -> PoolSize:
     """A pool size given as a share."""
-    size = PoolSize.parse(text)
-    if size.percent is None:
-        raise ValueError(f"pool size {text.strip()!r}: a share such as 2.5%, or use --blocks for a number of blocks")
-    return size
+    return _pool_size(text, "percent", "a share above 0%, such as 2.5% (--blocks takes numbers of blocks)")
 
 
 def blocks(text: str) -> PoolSize:
     """A pool size given in blocks."""
-    size = PoolSize.parse(text)
-    if size.blocks is None:
-        raise ValueError(f"pool size {text.strip()!r}: a number of blocks such as 4096, or use --sizes for a share")
+    return _pool_size(text, "blocks", f"a number of blocks from 1 to {MAX_BLOCKS}, such as 4096 (--sizes takes shares)")
+
+
+def _pool_size(text: str, kind: str, expected: str) -> PoolSize:
+    try:
+        size = PoolSize.parse(text)
+    except ValueError:
+        size = None
+    if size is None or getattr(size, kind) is None:
+        raise ValueError(f"pool size {text.strip()!r}: expected {expected}")
     return size
 
 
@@ -76,5 +81,5 @@ def seed_option(command: F) -> F:
 
 def plot_option(command: F) -> F:
     path = click.Path(path_type=Path)
-    text = 'Draw the result into this file (.png, .svg, .pdf); needs pip install "kvpager[plot]".'
+    text = f"Draw the result into this file ({', '.join(FORMATS)}); needs the extra plot: pip install '.[plot]'."
     return click.option("--plot", type=path, metavar="FILE", callback=_checked_plot, help=text)(command)

@@ -52,6 +52,16 @@ def note(text: str) -> None:
     click.echo(f"kvpager: note: {text}", err=True)
 
 
+def printable(text: str) -> str:
+    """The text with what no terminal or picture can show written out: control characters, bytes that are no text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 request`, `1,278 requests`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 class Bar:
     """A progress bar on stderr for what takes long: nothing is drawn in the first half second, nor without a terminal.
 

@@ -12,7 +12,7 @@ from ..replay.columns import Outputs, Service
 from ..replay.runs import MAX_BLOCKS, POLICIES, Replays
 from ..traces import Trace, read_trace
 from .options import blocks, comma_list, json_option, one_of, percent, plot_option
-from .output import Bar, note, print_json, print_table
+from .output import Bar, counted, note, print_json, print_table, printable
 from .plots import plot_hit_rates
 
 DEFAULT_SIZES = [PoolSize.parse(f"{share}%") for share in (1, 2, 5, 10, 20, 50)]
@@ -32,7 +32,7 @@ DEFAULT_SIZES = [PoolSize.parse(f"{share}%") for share in (1, 2, 5, 10, 20, 50)]
     "--sizes",
     metavar="SHARES",
     callback=comma_list(percent),
-    help="Pool sizes in % of the trace's unique full prompt blocks, comma-separated.  "
+    help="Pool sizes as shares of the trace's unique full prompt blocks, comma-separated, such as 1%,2.5%.  "
     "[default: those of 1%,2%,5%,10%,20%,50% in which every request fits]",
 )
 @click.option(
@@ -40,7 +40,7 @@ DEFAULT_SIZES = [PoolSize.parse(f"{share}%") for share in (1, 2, 5, 10, 20, 50)]
     "block_counts",
     metavar="COUNTS",
     callback=comma_list(blocks),
-    help="Pool sizes in blocks, comma-separated, instead of --sizes.",
+    help="Pool sizes as numbers of blocks, comma-separated, such as 4096,16384, instead of --sizes.",
 )
 @click.option(
     "--outputs",
@@ -72,11 +72,11 @@ def replay(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Replay a request trace through the pager: hit rate, saved prefill, evictions, requests a second.
+    """Replay a request trace through the pager: hit rate, saved prefill, evictions.
 
-    TRACE has one JSON object a line, plain or packed with gzip or xz, in arrival order. Fields: timestamp (ms),
-    input_length, output_length (tokens), and hash_ids, the chained ids of the prompt's blocks (512 tokens a block
-    unless block_size says otherwise). Or, in place of hash_ids, tokens: the prompt itself.
+    TRACE (/dev/stdin for a pipe) has one JSON object a line, plain or packed with gzip or xz, in arrival order. Fields:
+    timestamp (ms), input_length, output_length (tokens), and hash_ids, the chained ids of the prompt's blocks (512
+    tokens a block unless block_size says otherwise). Or, in place of hash_ids, tokens: the prompt itself.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def replay(
           a trace with the tokens themselves, as JSON for a script
 
     Hits count in full prompt blocks: the longest cached prefix of each prompt. A pool in which some request could never
-    fit is refused.
+    fit is refused. "replayed/s" is how many requests a second this replay took: no server's throughput.
     """
     if sizes is not None and block_counts is not None:
         raise click.UsageError("--sizes and --blocks exclude each other")
@@ -138,8 +138,9 @@ def _default_sizes(replays: Replays, notes: list[str]) -> list[PoolSize]:
 def _title(trace: Trace, replays: Replays) -> str:
     prompt_blocks = int(replays.columns.prompt_blocks.sum())
     return (
-        f"{Path(trace.path).name}: {trace.num_requests:,} requests, {prompt_blocks:,} full prompt blocks of"
-        f" {replays.block_size} tokens, {replays.unique_prompt_blocks:,} of them unique;"
+        f"{printable(Path(trace.path).name)}: {counted(trace.num_requests, 'request')},"
+        f" {counted(prompt_blocks, 'full prompt block')} of {counted(replays.block_size, 'token')},"
+        f" {replays.unique_prompt_blocks:,} of them unique;"
         f" outputs {replays.outputs}, service {replays.service}"
     )
 
@@ -147,7 +148,7 @@ def _title(trace: Trace, replays: Replays) -> str:
 def _print_rows(title: str, rows: list[ReplayRow]) -> None:
     print_table(
         title,
-        ["policy", "size", "blocks", "hit rate", "saved prefill tokens", "evicted blocks", "requests/s"],
+        ["policy", "size", "blocks", "hit rate", "saved prefill tokens", "evicted blocks", "replayed/s"],
         [
             (
                 row.policy,

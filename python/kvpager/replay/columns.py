@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..traces import Ragged, Trace
+from ..traces import Ragged, Trace, TraceError
 
 Outputs = Literal["none", "fresh", "recorded"]
 Service = Literal["none", "model"]
@@ -51,13 +51,13 @@ def build_columns(trace: Trace, outputs: Outputs = "none", service: Service = "n
         raise ValueError("a token trace has no block ids; use TokenChains")
     prompts = trace.prompts
     if trace.form == "lengths":
-        prompts = _numbered(trace.input_lengths // trace.block_size, 0)
+        prompts = _numbered(trace, trace.input_lengths // trace.block_size)
     known = [part.values for part in (prompts, trace.outputs) if len(part.values)]
     first_fresh = 1 + max((int(values.max()) for values in known), default=-1)
     answers = _answers(trace, trace.block_size, outputs, first_fresh)
     chains = prompts.joined(answers)
     if len(chains.values) and int(chains.values.max()) >= MAX_IDS:
-        raise trace.error(None, None, f"needs block ids of {MAX_IDS} and above; a replay can number that many blocks")
+        raise _too_many(trace)
     return ReplayColumns(chains.values, chains.offsets, prompts.lengths.astype(np.int32), *times(trace, service))
 
 
@@ -79,15 +79,24 @@ def _answers(trace: Trace, block_size: int, outputs: Outputs, first_fresh: int) 
     recorded = trace.has_output if outputs == "recorded" else np.zeros(trace.num_requests, np.bool_)
     fresh_lengths = answer_blocks(trace, block_size) if outputs != "none" else np.zeros(trace.num_requests, np.int64)
     lengths = np.where(recorded, trace.outputs.lengths, fresh_lengths)
-    rows = _numbered(lengths, 0)
+    rows = _numbered(trace, lengths)
     from_trace = np.repeat(recorded, lengths)
+    if first_fresh + np.count_nonzero(~from_trace) > MAX_IDS:
+        raise _too_many(trace)
     rows.values[from_trace] = trace.outputs.values[np.repeat(recorded, trace.outputs.lengths)]
     rows.values[~from_trace] = np.arange(first_fresh, first_fresh + np.count_nonzero(~from_trace), dtype=np.int64)
     return rows
 
 
-def _numbered(lengths: NDArray[np.int64], first: int) -> Ragged:
-    """Rows of these lengths, filled with ids that count up from `first`."""
+def _numbered(trace: Trace, lengths: NDArray[np.int64]) -> Ragged:
+    """Rows of these lengths, filled with ids that count up from 0."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return Ragged(np.arange(first, first + offsets[-1], dtype=np.int64).astype(np.int32), offsets)
+    # Looked at before there is an array of them: a few lines can ask for more than any machine has.
+    if offsets[-1] > MAX_IDS:
+        raise _too_many(trace)
+    return Ragged(np.arange(offsets[-1], dtype=np.int32), offsets)
+
+
+def _too_many(trace: Trace) -> TraceError:
+    return trace.error(None, None, f"needs block ids of {MAX_IDS} and above; a replay can number that many blocks")

@@ -29,10 +29,7 @@ class TokenChains:
         self.prompt_blocks = (trace.input_lengths // block_size).astype(np.int32)
         extra = answer_blocks(trace, block_size) if outputs != "none" else 0
         self.full_blocks: NDArray[np.int64] = trace.input_lengths // block_size + extra
-        plain = [part.values[part.values < MAX_IDS] for part in (trace.prompts, trace.outputs)]
-        self._first_fresh = 1 + max((int(values.max()) for values in plain if len(values)), default=-1)
-        if self._first_fresh + trace.num_requests > MAX_IDS:
-            raise trace.error(None, "tokens", f"no token values below {MAX_IDS} are left for fresh answers")
+        self._fresh = _unused_tokens(trace)
 
     def __len__(self) -> int:
         return self.trace.num_requests
@@ -47,7 +44,7 @@ class TokenChains:
                 chain[len(prompt) : full_tokens] = self.trace.outputs.row(index)[: full_tokens - len(prompt)]
             else:
                 # One token that nobody else has makes this block, and with it all below, a block of this request alone.
-                chain[len(prompt)] = self._first_fresh + index
+                chain[len(prompt)] = self._fresh[index]
         return chain
 
     def columns(self, service: Service) -> ReplayColumns:
@@ -66,6 +63,21 @@ class TokenChains:
     def _blocks(self) -> Iterator[NDArray[np.int32]]:
         for index in range(len(self)):
             yield self.row(index)[:-1].reshape(-1, self.block_size)
+
+
+def _unused_tokens(trace: Trace) -> NDArray[np.int64]:
+    """A token value for each request that no prompt and no answer of the trace has.
+
+    A trace uses no more different values than it has tokens, so there are enough of them below its length and some.
+    """
+    used_by = (trace.prompts.values, trace.outputs.values)
+    below = trace.num_requests + sum(map(len, used_by))
+    if below > MAX_IDS:
+        raise trace.error(None, "tokens", f"more than {MAX_IDS} tokens and requests; a replay takes no more at once")
+    used = np.zeros(below, np.bool_)
+    for values in used_by:
+        used[values[values < below]] = True
+    return np.flatnonzero(~used)[: trace.num_requests]
 
 
 class TokenReplay(Schedule):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import json
 import lzma
 import os
@@ -21,6 +23,7 @@ Form = Literal["ids", "tokens", "lengths"]
 Progress = Callable[[int, int], None]
 
 DEFAULT_BLOCK_SIZE = 512
+MAX_LINE = 2**28
 MAX_LENGTH = 2**31 - 1
 MAX_ID = 2**64 - 1
 MAX_TOKEN = 2**31 - 1
@@ -34,7 +37,9 @@ class TraceError(KvPagerError, ValueError):
         self.path, self.line, self.field, self.problem = path, line, field, problem
 
     def __str__(self) -> str:
-        place = self.path if self.line is None else f"{self.path}, line {self.line}"
+        place = self.path or "''"
+        if self.line is not None:
+            place += f", line {self.line}"
         return f"{place}: {self.problem}" if self.field is None else f"{place}: {self.field}: {self.problem}"
 
 
@@ -194,11 +199,20 @@ def _lines(path: str, progress: Progress | None) -> Iterator[tuple[int, bytes]]:
     line = 0
     try:
         with open(path, "rb") as raw:
+            # A pipe has no size and no place in it, so nothing can be said of its progress.
             total = os.fstat(raw.fileno()).st_size
-            for line, text in enumerate(_decompressed(raw, path), 1):
+            if not raw.seekable():
+                progress = None
+            file = _decompressed(raw, path)
+            # Never more than one line in memory, and no line without end: what is no trace may be a disk, or a bomb.
+            for line, text in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
+                if len(text) > MAX_LINE:
+                    raise TraceError(path, line, None, f"longer than {MAX_LINE:,} bytes; is this a trace?")
+                if line == 1:  # what some editors put in front of UTF-8
+                    text = text.removeprefix(codecs.BOM_UTF8)
                 if progress is not None and line % 256 == 0:
                     progress(raw.tell(), total)
-                if not text.isspace():
+                if text and not text.isspace():
                     yield line, text
             if progress is not None:
                 progress(total, total)
@@ -210,13 +224,12 @@ def _lines(path: str, progress: Progress | None) -> Iterator[tuple[int, bytes]]:
         raise TraceError(path, None, None, f"cannot be read: {error.strerror or error}") from None
 
 
-def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
+def _decompressed(raw: io.BufferedReader, path: str) -> BinaryIO:
     """Tell the compression by the first bytes: a file is often renamed on its way, its content is not.
 
     Where they say nothing the name counts, so that a broken `.xz` is called that and not bad JSON.
     """
-    head = raw.read(6)
-    raw.seek(0)
+    head = raw.peek(6)[:6]
     packed_by_content = "gz" if head.startswith(b"\x1f\x8b") else "xz" if head == b"\xfd7zXZ\x00" else None
     match packed_by_content or path.rpartition(".")[2]:
         case "gz":

@@ -47,6 +47,8 @@ class TokenRequest:
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """The file that a trace would be written to, links followed, or a TraceError that says why it cannot be."""
     name = os.fspath(path)
+    if name.endswith(os.sep):
+        raise TraceError(name, None, None, "is the name of a folder")
     target = Path(os.path.realpath(name))
     if target.suffix not in SUFFIXES:
         raise TraceError(name, None, None, f"the name has to end in one of {', '.join(SUFFIXES)}")
