@@ -9,12 +9,98 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from stream import PLACEHOLDER, Launch, Stream
-from test_machine import PAIRS_MAX, Swarm, open_range, swarm
+from test_machine import ANY, PAIRS_MAX, PagerMachine, Swarm, open_range, swarm
 from twins import CORE_HAS_BATCHES, Outcome, Pair
 
 BATCHES_MAX = 2
+NUMBERS = st.sampled_from([0, 1, 1, 1, 2, 5])
+
+
+class BatchMachine(PagerMachine):
+    """The same with batches, in the hands of a caller who may say anything: commits, tokens, counts."""
+
+    ALONE = not CORE_HAS_BATCHES
+
+    def batch(self, pick: int) -> Pair:
+        while len(self.twins.batches) < BATCHES_MAX:
+            self.twins.batch(4, 6, 40, buffers=2 + len(self.twins.batches))
+        return self.twins.batches[pick % BATCHES_MAX]
+
+    def has_steps(self) -> bool:
+        return bool(self.twins.steps)
+
+    def step_of(self, pick: int) -> Pair:
+        return self.twins.steps[pick % len(self.twins.steps)]
+
+    @precondition(PagerMachine.has_pairs)
+    @rule(pick=ANY, into=st.integers(0, 1))
+    def add(self, pick: int, into: int) -> None:
+        self.twins.change(self.batch(into), "add", self.pair(pick))
+
+    @precondition(PagerMachine.has_pairs)
+    @rule(pick=ANY, out_of=st.integers(0, 1))
+    def remove(self, pick: int, out_of: int) -> None:
+        self.twins.change(self.batch(out_of), "remove", self.pair(pick))
+
+    @rule(pick=st.integers(0, 1))
+    def condense(self, pick: int) -> None:
+        self.twins.change(self.batch(pick), "condense")
+
+    @rule(pick=st.integers(0, 1), number=NUMBERS, call=st.sampled_from(["step", "step", "try_step", "reserve"]))
+    def step_all(self, pick: int, number: int, call: str) -> None:
+        self.twins.change(self.batch(pick), call, number)
+
+    @rule(pick=st.integers(0, 1), data=st.data(), call=st.sampled_from(["step", "step", "try_step", "try_reserve"]))
+    def step_some(self, pick: int, data: st.DataObject, call: str) -> None:
+        batch = self.batch(pick)
+        counts, tokens = [], []
+        for row in range(batch.reference.num_rows):
+            record = batch.reference._rows.records[row]
+            counts.append(0 if record is None else data.draw(NUMBERS, label="number"))
+            if record is not None:
+                new = max(0, record.num_planned + counts[-1] - len(record.tokens))
+                unknown = (
+                    [PLACEHOLDER] if new and record.open_rows and data.draw(st.booleans(), label="unknown") else []
+                )
+                tokens += unknown + [data.draw(st.integers(0, 1), label="draft") for _ in range(new - len(unknown))]
+        if call == "try_reserve":
+            self.twins.change(batch, call, counts)
+            return
+        self.twins.peek("blocks_needed", counts, tokens, on=batch)
+        self.twins.change(batch, call, counts, tokens)
+
+    @precondition(has_steps)
+    @rule(pick=ANY, token=st.integers(-1, 1), share=st.none() | st.integers(0, 3))
+    def commit_step(self, pick: int, token: int, share: int | None) -> None:
+        step = self.step_of(pick)
+        drafts = [0 if row is None else row.num_drafts for row in step.reference._step.rows]
+        accepted = None if share is None else [min(share, number) for number in drafts]
+        self.twins.change(step, "commit", [token] * len(drafts), accepted)
+
+    @precondition(has_steps)
+    @rule(pick=ANY)
+    def cancel_step(self, pick: int) -> None:
+        self.twins.change(self.step_of(pick), "cancel")
+
+    @precondition(PagerMachine.has_pairs)
+    @rule(pick=st.integers(0, 1), row=st.integers(0, 3), n=st.integers(0, 2))
+    def fork_rows(self, pick: int, row: int, n: int) -> None:
+        if len(self.twins.pairs) < PAIRS_MAX:
+            self.twins.change(self.batch(pick), "fork", [row], n)
+
+
+def test_every_history_of_batches_agrees_with_the_reference(runs):
+    run_state_machine_as_test(BatchMachine, settings=settings(max_examples=runs or 200, stateful_step_count=40))
+
+
+@pytest.mark.slow
+def test_long_histories_of_batches_agree_with_the_reference(runs):
+    run_state_machine_as_test(BatchMachine, settings=settings(max_examples=runs or 2_000, stateful_step_count=150))
 
 
 class BatchSwarm(Swarm):
@@ -194,7 +280,7 @@ class BatchSwarm(Swarm):
         outcome = self.plan(batch, counts, added)
         if outcome[0] == "OutOfBlocks":
             # Without the rows that it names the step fits.
-            for row in outcome[-2]:
+            for row in outcome[5]:
                 counts[row], added[row] = 0, []
             outcome = self.plan(batch, counts, added)
             assert outcome[0] == "answer", outcome
@@ -329,7 +415,7 @@ class BatchSwarm(Swarm):
 
 
 def test_a_swarm_of_batches(seed, runs):
-    swarm(seed, runs or 400, steps=120, kind=BatchSwarm)
+    swarm(seed, runs or 200, steps=120, kind=BatchSwarm)
 
 
 @pytest.mark.slow

@@ -278,3 +278,36 @@ def test_a_batch_tells_its_limits(implementation):
     assert (batch.max_seqs, batch.max_blocks, batch.max_tokens, batch.buffers) == (3, 5, 7, 4)
     batch = implementation(16, 4).batch(3, 5)
     assert (batch.max_tokens, batch.buffers, batch.num_rows, len(batch), batch.open_steps) == (8192, 2, 0, 0, [])
+
+
+def test_the_drawing_of_batches(implementation):
+    """Rows in order, never as ranges; only with ``full``, and no line where there is no batch (rules.md 12)."""
+    pager = implementation(16, 4)
+    held = [pager.admit([each] * 2) for each in range(4)]
+    other = in_batch(pager)
+    batch = in_batch(pager, *held)
+    batch.remove(held[2])
+    batch.step([2, 0, 0, 1])
+    batch.step([1, 0, 0, 0])
+    text = pager.dump(full=True)
+    assert "batch" not in pager.dump()
+    lines = text.splitlines()
+    place = lines.index("batch 0: rows -; open -; next step 0")
+    assert lines[place - 1].startswith("sequence 3: running; namespace b''; cached 0; committed 0; planned 1; len 2;")
+    assert lines[place + 1] == "batch 1: rows 0 1 - 3; open 0 1; next step 2"
+    assert lines[place + 2] == "copies: -"
+    assert len(other) == 0
+
+
+def test_copies_of_an_open_step_are_holders(implementation):
+    pager = implementation(16, 4)
+    a = admit_committed(pager, [1] * 8)
+    a.truncate(6)
+    batch = in_batch(pager, a)
+    step = batch.step(1, [7])
+    assert pager.dump().splitlines()[2:] == [
+        "└─ 1 block 0: tokens 1 1 1 1; holders 2; hits 0",
+        "   └─ 1 block 1: tokens 1 1 1 1; holders 1; hits 0",
+    ]
+    step.commit()
+    assert pager.dump().splitlines()[3] == "   └─ 1 block 1: tokens 1 1 1 1; holders 0; hits 0; idle since 0"

@@ -143,6 +143,74 @@ def test_i10_a_table_of_another_length(pager):
     reached(pager, "I10")
 
 
+@pytest.fixture
+def stepped(pager):
+    """A batch with an empty row and two open steps, a copy and a placeholder in them, and what was queued."""
+    held = [admit_committed(pager, [6] * 2), pager.admit([7] * 2), admit_committed(pager, [8] * 3)]
+    held += held[0].fork()
+    batch = pager.batch(4, 4)
+    for sequence in held[:3]:
+        batch.add(sequence)
+    batch.remove(held[1])
+    steps = [batch.step([1, 0, 1], [1, 2]), batch.step([1, 0, 0])]
+    assert pager.check() == []
+    yield pager
+    del held, batch, steps
+
+
+def the_rows(pager):
+    return pager._batches[0]
+
+
+def test_i2_a_copy_of_a_step_that_holds_nothing(stepped):
+    copy = the_rows(stepped).steps[0].copies()[-1]
+    stepped._pool.holds[copy.source] -= 1
+    reached(stepped, "I2")
+
+
+def test_i2_a_copy_of_a_step_that_counts_for_a_writer(stepped):
+    copy = the_rows(stepped).steps[0].copies()[-1]
+    stepped._pool.reads[copy.source] -= 1
+    assert len(reached(stepped, "I2")) == 1
+
+
+def test_i2_a_target_that_is_withdrawn_and_is_not(stepped):
+    stepped._pool.given.clear()
+    assert len(reached(stepped, "I2")) == 1
+
+
+def test_i10_a_placeholder_that_no_step_finds(stepped):
+    the_rows(stepped).records[2].tokens.append(-1)
+    the_rows(stepped).records[2].tokens.append(-1)
+    assert "[5]" in reached(stepped, "I10")[-1]
+
+
+def test_i10_a_row_of_another_sequence(stepped):
+    rows = the_rows(stepped)
+    rows.records[1] = a_record(stepped)
+    assert len(reached(stepped, "I10")) == 2
+
+
+def test_i10_a_sequence_that_believes_to_be_in_a_row(stepped):
+    a_record(stepped).home = the_rows(stepped)
+    assert len(reached(stepped, "I10")) == 1
+
+
+def test_i10_an_empty_last_row(stepped):
+    the_rows(stepped).records.append(None)
+    assert len(reached(stepped, "I10")) == 1
+
+
+def test_i10_an_open_row_that_its_sequence_forgot(stepped):
+    the_rows(stepped).records[2].open_rows.clear()
+    reached(stepped, "I10")
+
+
+def test_i10_open_rows_with_a_gap(stepped):
+    the_rows(stepped).records[0].open_rows[1].start += 1
+    assert len(reached(stepped, "I10")) == 1
+
+
 def test_all_violations_are_reported(pager):
     pager._pool.free.pop()
     a_record(pager).num_cached = 11

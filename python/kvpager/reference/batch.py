@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex, final
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import OutOfBlocks, StaleHandle, StepError
 from ..types import Tokens
-from .inputs import as_counts, as_numbers
+from .inputs import as_counts, as_numbers, as_position, shown
 from .pool import Copy
 from .record import PLACEHOLDER, Record, num_blocks
 from .rows import Arrays, OpenRow, OpenStep, Rows
@@ -140,9 +139,9 @@ class Batch:
         """``n`` children of each of these rows, each with a row of its own; all or nothing."""
         self._pager._drain()
         numbers = as_numbers("rows", rows)
-        n = operator.index(n)
+        n = as_position("n", n, f"1 to {FORK_MAX}")
         if not 1 <= n <= FORK_MAX:
-            raise ValueError(f"fork needs 1 <= n <= {FORK_MAX}, not {n}")
+            raise ValueError(f"n is {shown(n)}; it must be 1 to {FORK_MAX}")
         parents = []
         for position, row in enumerate(numbers):
             if not 0 <= row < self.num_rows or self._rows.records[row] is None:

@@ -135,7 +135,8 @@ def _record(pool: Pool, record: Record) -> list[str]:
     if len(record.table) < entries or (record.table and record.state != "running"):
         faults.append(f"I10: {name} is {record.state} with {len(record.table)} table entries, not {entries}")
     unknown = {position for position, token in enumerate(record.tokens) if token == PLACEHOLDER}
-    if not unknown <= {row.stop for row in record.open_rows}:
+    unknown -= {row.stop for row in record.open_rows}
+    if unknown:
         faults.append(f"I10: {name} has unknown tokens at {sorted(unknown)}, but no open step that finds them")
     if len(set(record.table)) != len(record.table):
         faults.append(f"I2: {name} has a block twice in its table")

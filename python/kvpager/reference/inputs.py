@@ -56,7 +56,7 @@ def as_tokens(tokens: object, name: str = "tokens", low: int = 0) -> list[int]:
     except (TypeError, ValueError, BufferError):
         # A range, a deque: whatever says that it is a sequence. So do text and a view that was released.
         if isinstance(tokens, abc.Sequence) and not isinstance(tokens, (str, memoryview)):
-            return as_tokens(tuple(tokens))
+            return as_tokens(tuple(tokens), name, low)
         kind = type(tokens).__name__
         raise TokenTypeError(f"{name} must be a sequence or a buffer of integers, not {kind}") from None
     return _from_buffer(view, name, low)
