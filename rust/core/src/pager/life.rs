@@ -12,7 +12,7 @@ use crate::sequence::{Sequence, State};
 use crate::tail::Tail;
 
 /// Most children of one call: a slip of the caller must not use up the machine.
-pub pub(super) const FORK_MAX: usize = 65_536;
+pub const FORK_MAX: usize = 65_536;
 /// Most tokens of all children of one call, unless it is one child. Each has a table and an unpublished tail of its
 /// own: without a bound, 65,536 children of a long prompt would copy gigabytes while every other call waits.
 const FORK_TOKENS_MAX: usize = 1 << 28;
