@@ -392,7 +392,7 @@ MESSAGES = {
     "flag": (lambda pager, sequence: pager.admit([1], pin=1), "pin must be a bool, not int"),
     "start": (lambda pager, sequence: sequence.slots(-1, 6), "start is -1; it must be a position"),
     "stop": (lambda pager, sequence: sequence.slots(5, -1), "stop is -1; it must be a position"),
-    "range": (lambda pager, sequence: sequence.slots(4, 9), "start is 4 and stop is 9; it must hold that 5 (num_comm"),
+    "range": (lambda pager, sequence: sequence.slots(4, 9), "start is 4 and stop is 9; it must hold that 5 (num_"),
     "end": (lambda pager, sequence: sequence.commit(-1), "end is -1; it must be a position"),
     "end past it": (lambda pager, sequence: sequence.commit(7), "end is 7; it must be a position, 6 at most"),
     "children": (lambda pager, sequence: sequence.fork(0), "n is 0; it must be 1 to 65536"),
