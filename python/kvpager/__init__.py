@@ -32,11 +32,12 @@ from .errors import (
     TokenTypeError,
     TransferError,
 )
-from .types import Namespace, PrefixMatch, Stats, Tokens
+from .types import BatchArrays, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "AllocationError",
     "Batch",
+    "BatchArrays",
     "ConfigError",
     "ForkedProcess",
     "KvPagerError",

@@ -4,12 +4,14 @@ from typing import Literal, Self, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import Namespace, PrefixMatch, Stats, Tokens
+from .types import BatchArrays, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
+    "Batch",
     "Pager",
     "Replay",
     "Sequence",
+    "Step",
     "__version__",
     "_hold_lock_for_tests",
     "_mark_forked",
@@ -63,6 +65,18 @@ class Pager:
     # Peeks. They do not release the handles that the garbage collector took: wait in a loop of try_admit, not of these.
     def can_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> bool: ...
     def match(self, prompt: Tokens, *, namespace: Namespace = b"") -> PrefixMatch: ...
+    def batch(
+        self,
+        max_seqs: SupportsIndex,
+        max_blocks: SupportsIndex,
+        max_tokens: SupportsIndex = 8192,
+        *,
+        buffers: SupportsIndex = 2,
+        pad_block: SupportsIndex = 0,
+        pad_slot: SupportsIndex = -1,
+        pad_seq_len: SupportsIndex = 0,
+        arrays: BatchArrays | None = None,
+    ) -> Batch: ...
     def take_copies(self) -> NDArray[np.int32]: ...
     def reset(self, identity: bytes | None = None) -> None: ...
     def forget(self, tokens: Tokens, *, namespace: Namespace = b"") -> int: ...
@@ -110,6 +124,77 @@ class Sequence:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+@final
+class Batch:
+    @property
+    def max_seqs(self) -> int: ...
+    @property
+    def max_blocks(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def buffers(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    # The arrays of all buffers; a step's own part is among its attributes.
+    @property
+    def block_tables(self) -> NDArray[np.int32]: ...  # [buffers, max_seqs, max_blocks]
+    @property
+    def seq_lens(self) -> NDArray[np.int32]: ...  # [buffers, max_seqs]
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]: ...  # [buffers, max_tokens]
+    @property
+    def positions(self) -> NDArray[np.int32]: ...  # [buffers, max_tokens]
+    @property
+    def query_start_loc(self) -> NDArray[np.int32]: ...  # [buffers, max_seqs + 1]
+    @property
+    def open_steps(self) -> list[Step]: ...
+    def __bool__(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def add(self, sequence: Sequence) -> int: ...
+    def remove(self, sequence: Sequence) -> int: ...
+    def row_of(self, sequence: Sequence) -> int | None: ...
+    def condense(self) -> NDArray[np.int32]: ...  # [n, 2]
+    def fork(self, rows: Tokens, n: SupportsIndex) -> list[Sequence]: ...
+    def step(self, num_tokens: SupportsIndex | Tokens = 1, tokens: Tokens | None = None) -> Step: ...
+    def try_step(self, num_tokens: SupportsIndex | Tokens = 1, tokens: Tokens | None = None) -> Step | None: ...
+    def blocks_needed(self, num_tokens: SupportsIndex | Tokens = 1, tokens: Tokens | None = None) -> int: ...
+    def reserve(self, num_tokens: SupportsIndex | Tokens = 1) -> None: ...
+    def try_reserve(self, num_tokens: SupportsIndex | Tokens = 1) -> bool: ...
+
+@final
+class Step:
+    @property
+    def id(self) -> int: ...
+    @property
+    def buffer(self) -> int: ...
+    @property
+    def state(self) -> Literal["open", "committed", "cancelled"]: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    # Readable while the step is open. Views of the batch's arrays:
+    @property
+    def block_tables(self) -> NDArray[np.int32]: ...  # [num_rows, max_blocks]
+    @property
+    def seq_lens(self) -> NDArray[np.int32]: ...  # [num_rows]
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]: ...  # [num_tokens]
+    @property
+    def positions(self) -> NDArray[np.int32]: ...  # [num_tokens]
+    @property
+    def query_start_loc(self) -> NDArray[np.int32]: ...  # [num_rows + 1]
+    # Copies:
+    @property
+    def token_ids(self) -> NDArray[np.int32]: ...  # [num_tokens]
+    @property
+    def copies(self) -> NDArray[np.int32]: ...  # [n, 2]
+    @property
+    def updates(self) -> NDArray[np.int32]: ...  # [n, 3]
+    def commit(self, next_tokens: Tokens | None = None, num_accepted: Tokens | None = None) -> NDArray[np.bool_]: ...
+    def cancel(self) -> None: ...
 
 @final
 class Replay:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Namespace", "PrefixMatch", "Stats", "Tokens"]
+__all__ = ["BatchArrays", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
 
 Tokens: TypeAlias = abc.Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
 """Token values, 0 to 2^31-1: any sequence (a list, a tuple, a range), or any one-dimensional buffer of integers.
@@ -19,6 +20,25 @@ An int32 or uint32 array in one piece is the fastest: it is read in place."""
 
 Namespace: TypeAlias = bytes | tuple[tuple[str, bytes], ...]
 """Who may share with whom: bytes, or (kind, value) pairs such as ``(("tenant", b"a"), ("lora", b"7"))``."""
+
+
+WritableBuffer: TypeAlias = npt.NDArray[Any] | memoryview | bytearray | mmap.mmap
+"""Memory that a batch may fill. (Anything else that exports a writable buffer works as well.)"""
+
+
+class BatchArrays(TypedDict, total=False):
+    """Memory of the caller's for some of a batch's arrays, all buffers one behind the other, C-contiguous."""
+
+    block_tables: WritableBuffer
+    """int32 [buffers, max_seqs, max_blocks]."""
+    seq_lens: WritableBuffer
+    """int32 [buffers, max_seqs]."""
+    slot_mapping: WritableBuffer
+    """int64 [buffers, max_tokens]."""
+    positions: WritableBuffer
+    """int32 [buffers, max_tokens]."""
+    query_start_loc: WritableBuffer
+    """int32 [buffers, max_seqs + 1]."""
 
 
 class PrefixMatch(NamedTuple):
@@ -39,7 +59,7 @@ class Stats:
     - ``total_blocks``: blocks of the pool, free + cached + active + reserved.
     - ``free_blocks``: blocks without content.
     - ``cached_blocks``: blocks that nobody holds and that can still be hit.
-    - ``active_blocks``: blocks that a sequence or a queued copy holds.
+    - ``active_blocks``: blocks that a sequence, a queued copy or an open step holds.
     - ``reserved_blocks``: 1 with a null block, else 0.
     - ``evictable_blocks``: blocks that eviction could free now, in one tier all that are cached.
 
@@ -56,7 +76,7 @@ class Stats:
     - ``evicted_blocks``: cached blocks that gave up their content for a frame.
     - ``evicted_idle_ticks``: sum of their ages since the last holder left.
     - ``evicted_hits``: sum of the hits they had while they were indexed.
-    - ``copies``: block copies handed out by ``take_copies``.
+    - ``copies``: block copies handed out by ``take_copies``, and those of committed steps.
     - ``preemptions``: successful preempts.
     - ``recomputed_tokens``: tokens that were committed before a preempt and not found again at the resume.
     - ``dropped_handles``: live handles that the garbage collector took; the pager released them.

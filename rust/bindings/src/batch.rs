@@ -47,9 +47,9 @@ impl Numbers {
             return integers::numbers(argument, "num_tokens").map(Self::Each);
         }
         let number = integers::number(argument, "num_tokens", None)?;
-        u32::try_from(number).map(Self::All).map_err(|_| {
-            PyValueError::new_err(format!("num_tokens is {number}; it must be 0 or more"))
-        })
+        u32::try_from(number)
+            .map(Self::All)
+            .map_err(|_| PyValueError::new_err(format!("num_tokens is {number}; it must be 0 or more")))
     }
 
     fn counts(&self) -> Counts<'_> {
@@ -67,7 +67,12 @@ fn drafts(tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<i32>>> {
 
 impl PyBatch {
     /// A batch of a pager, in arrays of its own or of the caller's (`arrays`: name -> array or writable buffer).
-    pub fn new(py: Python<'_>, shared: &Arc<Shared>, shape: Shape, arrays: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    pub fn new(
+        py: Python<'_>,
+        shared: &Arc<Shared>,
+        shape: Shape,
+        arrays: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
         shape.validate().map_err(|error| errors::to_python(py, error))?;
         let (buffers, seqs) = (shape.buffers, shape.max_seqs);
         let mut given = Vec::new();
@@ -91,9 +96,7 @@ impl PyBatch {
         if let Some((name, _)) = given.first() {
             return Err(config_error(
                 py,
-                format!(
-                    "there is no array {name:?}: block_tables, seq_lens, slot_mapping, positions, query_start_loc"
-                ),
+                format!("there is no array {name:?}: block_tables, seq_lens, slot_mapping, positions, query_start_loc"),
             ));
         }
         for buffer in 0..buffers {
@@ -120,7 +123,12 @@ impl PyBatch {
         })
     }
 
-    fn plan(slf: &Bound<'_, Self>, num_tokens: &Given<'_>, tokens: Option<&Bound<'_, PyAny>>, is_try: bool) -> PyResult<Option<PyStep>> {
+    fn plan(
+        slf: &Bound<'_, Self>,
+        num_tokens: &Given<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        is_try: bool,
+    ) -> PyResult<Option<PyStep>> {
         let (py, batch) = (slf.py(), slf.get());
         let (numbers, tokens) = batch.arguments(py, num_tokens, tokens, true)?;
         let planned = batch.shared.change(py, |pager| {
@@ -129,9 +137,9 @@ impl PyBatch {
             let mut arrays = batch.arrays.of_buffer(py, &batch.shape, buffer)?;
             let step = pager.step(batch.handle, numbers.counts(), tokens.as_deref(), &mut arrays);
             let step = if is_try { none_if_full(step)? } else { Some(step?) };
-            Ok(step.and_then(|step| Some((step, pager.get_batch(batch.handle)?.plan(step)))).map(|(step, plan)| {
-                (step, plan.rows.len(), plan.num_tokens)
-            }))
+            Ok(step
+                .and_then(|step| Some((step, pager.get_batch(batch.handle)?.plan(step))))
+                .map(|(step, plan)| (step, plan.rows.len(), plan.num_tokens)))
         })?;
         Ok(planned.map(|(step, rows, num_tokens)| PyStep::new(slf.clone().unbind(), step, rows, num_tokens)))
     }
@@ -311,19 +319,32 @@ impl PyBatch {
     ///
     /// Cost: a few nanoseconds a row, more where a row needs a block. No cost with the length of a sequence.
     #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
-    fn step(slf: &Bound<'_, Self>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyStep>> {
+    fn step(
+        slf: &Bound<'_, Self>,
+        num_tokens: Given<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<PyStep>> {
         Self::plan(slf, &num_tokens, tokens, false)
     }
 
     /// As `step`, but None where that raises OutOfBlocks.
     #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
-    fn try_step(slf: &Bound<'_, Self>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyStep>> {
+    fn try_step(
+        slf: &Bound<'_, Self>,
+        num_tokens: Given<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<PyStep>> {
         Self::plan(slf, &num_tokens, tokens, true)
     }
 
     /// Blocks that the same `step` would take. Raises what that raises, but for OutOfBlocks.
     #[pyo3(signature = (num_tokens=Given::NOTHING, tokens=None), text_signature = "($self, num_tokens=1, tokens=None)")]
-    fn blocks_needed(&self, py: Python<'_>, num_tokens: Given<'_>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+    fn blocks_needed(
+        &self,
+        py: Python<'_>,
+        num_tokens: Given<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
         let (numbers, tokens) = self.arguments(py, &num_tokens, tokens, false)?;
         self.shared.look(py, |pager| pager.blocks_needed(self.handle, numbers.counts(), tokens.as_deref()))
     }
@@ -375,10 +396,7 @@ impl Drop for PyBatch {
 }
 
 /// int32 [n, 2].
-pub fn pairs(
-    py: Python<'_>,
-    pairs: impl ExactSizeIterator<Item = (u32, u32)>,
-) -> PyResult<Bound<'_, PyArray2<i32>>> {
+pub fn pairs(py: Python<'_>, pairs: impl ExactSizeIterator<Item = (u32, u32)>) -> PyResult<Bound<'_, PyArray2<i32>>> {
     let rows = pairs.len();
     let values: Vec<i32> = pairs.flat_map(|(a, b)| [a.cast_signed(), b.cast_signed()]).collect();
     PyArray1::from_vec(py, values).reshape([rows, 2])

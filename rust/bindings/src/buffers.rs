@@ -58,11 +58,27 @@ impl BatchArrays {
         let mut ranges = [(0, 0); 5];
         let (seqs, tokens) = (shape.max_seqs, shape.max_tokens);
         let arrays = Arrays {
-            block_tables: part("block_tables", &self.block_tables, py, shape, buffer, seqs * shape.max_blocks, &mut ranges[0])?,
+            block_tables: part(
+                "block_tables",
+                &self.block_tables,
+                py,
+                shape,
+                buffer,
+                seqs * shape.max_blocks,
+                &mut ranges[0],
+            )?,
             seq_lens: part("seq_lens", &self.seq_lens, py, shape, buffer, seqs, &mut ranges[1])?,
             slot_mapping: part("slot_mapping", &self.slot_mapping, py, shape, buffer, tokens, &mut ranges[2])?,
             positions: part("positions", &self.positions, py, shape, buffer, tokens, &mut ranges[3])?,
-            query_start_loc: part("query_start_loc", &self.query_start_loc, py, shape, buffer, seqs + 1, &mut ranges[4])?,
+            query_start_loc: part(
+                "query_start_loc",
+                &self.query_start_loc,
+                py,
+                shape,
+                buffer,
+                seqs + 1,
+                &mut ranges[4],
+            )?,
         };
         ranges.sort_unstable();
         if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {

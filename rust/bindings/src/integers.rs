@@ -15,7 +15,9 @@ pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
     if let Ok(array) = argument.cast::<PyArray1<i32>>() {
         let values = copied(array)?;
         return match values.iter().position(|&value| value < -1) {
-            Some(position) => Err(outside(values[position].into_pyobject(argument.py())?.as_any(), position, name)?),
+            Some(position) => {
+                Err(outside(values[position].into_pyobject(argument.py())?.as_any(), Some(position), name)?)
+            }
             None => Ok(values),
         };
     }
@@ -23,7 +25,7 @@ pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
         let values = copied(array)?;
         let numbers = values.iter().enumerate().map(|(position, &value)| match i32::try_from(value) {
             Ok(number) if number >= -1 => Ok(number),
-            _ => Err(outside(value.into_pyobject(argument.py())?.as_any(), position, name)?),
+            _ => Err(outside(value.into_pyobject(argument.py())?.as_any(), Some(position), name)?),
         });
         return numbers.collect();
     }
@@ -57,21 +59,14 @@ pub fn number(value: &Bound<'_, PyAny>, name: &str, position: Option<usize>) -> 
     }
     match index.extract::<i32>() {
         Ok(number) if number >= -1 => Ok(number),
-        _ => Err(match position {
-            Some(position) => outside(&index, position, name)?,
-            None => {
-                let message = format!("{name} must be -1 to 2147483647, not {}", shown(&index)?);
-                token_error(py, message, None, Some(&index))
-            }
-        }),
+        _ => Err(outside(&index, position, name)?),
     }
 }
 
 /// The items of what is no array of the usual kind.
 fn items<'py>(argument: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
     let py = argument.py();
-    let refused =
-        |what: &str| Err(token_type_error(py, format!("{name} must be integers, not {what}"), None, None));
+    let refused = |what: &str| Err(token_type_error(py, format!("{name} must be integers, not {what}"), None, None));
     if let Ok(list) = argument.cast::<PyList>() {
         return list.as_sequence().to_tuple();
     }
@@ -98,9 +93,9 @@ fn items<'py>(argument: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, P
     array.call_method0("tolist")?.cast::<PyList>()?.as_sequence().to_tuple()
 }
 
-fn outside(value: &Bound<'_, PyAny>, position: usize, name: &str) -> PyResult<PyErr> {
-    let message = format!("{name}{} must be -1 to 2147483647, not {}", place(Some(position)), shown(value)?);
-    Ok(token_error(value.py(), message, Some(position), Some(value)))
+fn outside(value: &Bound<'_, PyAny>, position: Option<usize>, name: &str) -> PyResult<PyErr> {
+    let message = format!("{name}{} must be -1 to 2147483647, not {}", place(position), shown(value)?);
+    Ok(token_error(value.py(), message, position, Some(value)))
 }
 
 fn place(position: Option<usize>) -> String {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvpager_core::evict::Departure;
-use kvpager_core::{Error, Pager};
 use kvpager_core::ids::{BlockId, Handle};
 use kvpager_core::memory::with_capacity;
 use kvpager_core::pager::FORK_MAX;
+use kvpager_core::{Error, Pager};
 use numpy::PyArray1;
 use pyo3::exceptions::{PyResourceWarning, PyValueError};
 use pyo3::prelude::*;

@@ -216,8 +216,7 @@ impl PyStep {
         })?;
         let mut applied = vec![false; self.num_rows];
         batch.shared.change(py, |pager| {
-            let outcome =
-                Outcome { next_tokens: next_tokens.as_deref(), num_accepted: num_accepted.as_deref() };
+            let outcome = Outcome { next_tokens: next_tokens.as_deref(), num_accepted: num_accepted.as_deref() };
             pager.commit_step(batch.handle, self.id, outcome, &mut applied)
         })?;
         self.state.store(COMMITTED, Ordering::Relaxed);

@@ -22,10 +22,16 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Is no block the target of a copy? (The usual case.)
+    /// Is no copy queued?
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.targets.is_empty()
+        self.queue.is_empty()
+    }
+
+    /// Is a block the target of a copy? (Usually none is.)
+    #[must_use]
+    pub fn has_targets(&self) -> bool {
+        !self.targets.is_empty()
     }
 
     /// Queued copies.

@@ -6,8 +6,8 @@
 
 use std::fmt::{self, Write};
 
-use crate::error::Result;
 use crate::batch::Batch;
+use crate::error::Result;
 use crate::ids::{BlockId, NodeId, Token};
 use crate::index::Node;
 use crate::memory::{self, Text, with_capacity, zeroed};
@@ -272,7 +272,7 @@ impl<'a> Drawing<'a> {
         for (source, target) in pager.copies.iter() {
             write!(self.text, " {source}->{target}")?;
         }
-        self.text.write_str(if pager.copies.len() == 0 { " -\n" } else { "\n" })?;
+        self.text.write_str(if pager.copies.is_empty() { " -\n" } else { "\n" })?;
         writeln!(self.text, "clock: {}", pager.counters.clock_ticks)?;
         writeln!(self.text, "next sequence: {}", pager.sequences.next_serial())?;
         self.text.write_str("stats:")?;

@@ -7,6 +7,7 @@
 mod support;
 
 use kvpager_core::Pager;
+use kvpager_core::batch::{Planned, Row};
 use kvpager_core::evict::{Departure, Slot};
 use kvpager_core::ids::{Handle, NodeId, Token};
 use kvpager_core::index::{Node, Root};
@@ -29,7 +30,9 @@ fn sizes_are_pinned() {
         ("Root", size_of::<Root>(), 48),
         ("Run", size_of::<Run>(), 24),
         ("Tail", size_of::<Tail>(), 48),
-        ("Sequence", size_of::<Sequence>(), 144),
+        ("Row", size_of::<Row>(), 40),
+        ("Planned", size_of::<Planned>(), 16),
+        ("Sequence", size_of::<Sequence>(), 184),
         ("Handle", size_of::<Handle>(), 16),
         ("NodeId", size_of::<NodeId>(), 4),
     ];

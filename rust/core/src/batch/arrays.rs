@@ -54,7 +54,9 @@ impl Arrays<'_> {
 pub struct Written {
     /// Columns of each row.
     pub columns: Vec<u32>,
+    /// Rows.
     pub rows: usize,
+    /// Positions.
     pub tokens: usize,
 }
 

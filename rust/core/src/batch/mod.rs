@@ -104,9 +104,11 @@ pub struct Slow {
 /// Rows, and open steps.
 #[derive(Debug)]
 pub struct Batch {
+    /// How large it is.
     pub shape: Shape,
     /// Tokens of a block.
     pub block_size: u32,
+    /// What steps need of each row.
     pub rows: Vec<Row>,
     /// The sequence of each row.
     pub sequences: Vec<Option<Handle>>,
@@ -116,13 +118,15 @@ pub struct Batch {
     pub plan_rows: Vec<Vec<u32>>,
     /// The step of each buffer.
     pub plans: Vec<Plan>,
-    /// The oldest open step, and the next one. Step k is in buffer k mod buffers.
+    /// The oldest open step. Step k is in buffer k mod buffers.
     pub oldest: u64,
+    /// The step that comes next.
     pub next: u64,
     /// Sequences that left their row while a step named them.
     pub left: Vec<Handle>,
     /// Empty rows below the last one in use.
     pub holes: BTreeSet<u32>,
+    /// Rows in use.
     pub num_sequences: usize,
     /// For each buffer, and for `updates` (the last): rows whose table differs from what is written there, from a
     /// column on.
@@ -130,9 +134,13 @@ pub struct Batch {
     /// For each buffer: columns written in each row, rows and tokens written, and the last `query_start_loc`.
     pub written: Vec<arrays::Written>,
     // Scratch of one call, kept so that a steady step allocates nothing.
+    /// Rows that a step must look at.
     pub slow: Vec<Slow>,
+    /// Rows that a commit must look at.
     pub slow_rows: Vec<u32>,
+    /// Blocks taken for a step.
     pub taken: Vec<BlockId>,
+    /// Shared blocks that a step's rows write to, one entry for each row.
     pub shared: Vec<BlockId>,
     /// Copies that this call asked for: ticket, row, column.
     pub own_copies: Vec<(u64, u32, u32)>,

@@ -55,11 +55,15 @@ pub struct LentCopy {
 /// One step.
 #[derive(Debug)]
 pub struct Plan {
+    /// Its rows.
     pub rows: Vec<Planned>,
+    /// Its copies: those from the queue, then its own, by rows.
     pub copies: Vec<LentCopy>,
+    /// Tables that it made longer, by rows.
     pub growths: Vec<Growth>,
     /// What `updates` shows: row, first column, end column.
     pub updates: Vec<(u32, u32, u32)>,
+    /// Positions of all rows.
     pub num_tokens: usize,
     /// Have rows moved or been removed since?
     pub is_moved: bool,

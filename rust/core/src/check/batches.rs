@@ -28,8 +28,7 @@ impl Checker<'_> {
             };
             let sequence = pager.sequences.get(handle);
             let is_seated = sequence.is_some_and(|sequence| {
-                sequence.state == State::Running
-                    && matches!(sequence.seat, Seat::Row { row, .. } if row as usize == at)
+                sequence.state == State::Running && matches!(sequence.seat, Seat::Row { row, .. } if row as usize == at)
             });
             self.expect(is_seated, || format!("I10: the sequence of row {at} does not run there"));
             let Some(sequence) = sequence.filter(|_| !row.is_cold()) else { continue };
@@ -42,7 +41,10 @@ impl Checker<'_> {
                 format!("I2: row {at} has {} tokens, and sequence {serial} {}", row.len, sequence.len)
             });
             self.expect(row.committed as usize == sequence.num_committed, || {
-                format!("I4: row {at} has committed {}, and sequence {serial} {}", row.committed, sequence.num_committed)
+                format!(
+                    "I4: row {at} has committed {}, and sequence {serial} {}",
+                    row.committed, sequence.num_committed
+                )
             });
             if row.limit > row.planned {
                 let block = sequence.table.get(planned / block_size).copied();

@@ -33,6 +33,7 @@ impl Pager {
     }
 
     /// Children that hold nothing yet.
+    #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
     pub(super) fn children_of(&self, parent: &Sequence, count: usize) -> Result<Vec<Box<Sequence>>> {
         let room = HOLDERS_MAX as usize - self.num_running - self.num_preempted;
         let limit = FORK_MAX.min(room).min((FORK_TOKENS_MAX / parent.len).max(1));
@@ -50,6 +51,7 @@ impl Pager {
     }
 
     /// The children hold what their parent holds, and run. There is room for them.
+    #[expect(clippy::vec_box, reason = "as children_of made them")]
     pub(super) fn adopt(&mut self, parent: &Sequence, children: Vec<Box<Sequence>>, handles: &mut Vec<Handle>) {
         let count = children.len();
         let (more, shared) = (count as u32, children.first().map_or(0, |child| child.table.len()));

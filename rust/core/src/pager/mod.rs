@@ -31,10 +31,10 @@ use crate::slab::Slab;
 use crate::stats::Counters;
 
 pub use admit::PrefixMatch;
-pub use step::Counts;
-pub use step_end::Outcome;
 pub(crate) use admit::check_tokens;
 pub use life::FORK_MAX;
+pub use step::Counts;
+pub use step_end::Outcome;
 
 /// A KV-cache pager.
 #[derive(Debug)]
@@ -251,7 +251,7 @@ impl Pager {
     }
 
     fn withdraw_copy_into(&mut self, block: BlockId) {
-        if !self.copies.is_empty()
+        if self.copies.has_targets()
             && let Some(source) = self.copies.withdraw(block)
         {
             self.let_go_of_block(source, Context::COPY);
@@ -314,7 +314,7 @@ impl Pager {
             let before = out.len();
             // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at
             // that moment.
-            let most = if self.copies.is_empty() { wanted - before } else { 1 };
+            let most = if self.copies.has_targets() { 1 } else { wanted - before };
             let stale = self.evict.stalest();
             let Some(node) = stale.or_else(|| self.evict.victim()) else {
                 unreachable!("I8: the room for {count} blocks was checked");

@@ -177,9 +177,9 @@ impl Pager {
             let mut moves = with_capacity(batch.holes.len())?;
             while let Some(&to) = batch.holes.first() {
                 let from = batch.rows.len() as u32 - 1;
-                let moved = batch.sequences[from as usize];
+                let last = batch.sequences[from as usize];
                 batch.move_last(to);
-                if let Some(sequence) = moved.and_then(|moved| pager.sequences.get_mut(moved)) {
+                if let Some(sequence) = last.and_then(|last| pager.sequences.get_mut(last)) {
                     sequence.seat = Seat::Row { batch: handle, row: to };
                 }
                 moves.push((from, to));
@@ -286,8 +286,7 @@ impl Pager {
     /// Is the token of a position of its tail unknown?
     pub(super) fn is_placeholder(&self, sequence: &Sequence, position: usize) -> bool {
         let (block_size, start) = (self.config.block_size, sequence.path_blocks * self.config.block_size);
-        (start..sequence.len).contains(&position)
-            && sequence.tail.get(position - start, block_size) == PLACEHOLDER
+        (start..sequence.len).contains(&position) && sequence.tail.get(position - start, block_size) == PLACEHOLDER
     }
 
     /// Brings what a step or its commit will read of some sequences into the cache. They lie anywhere in memory: waiting

@@ -9,7 +9,9 @@ use std::ops::Range;
 
 use super::Pager;
 use super::rows::{append_reserved, flush};
-use crate::batch::{Arrays, Batch, Growth, LentCopy, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat, Slow, compact};
+use crate::batch::{
+    Arrays, Batch, Growth, LentCopy, NO_ROW, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat, Slow, compact,
+};
 use crate::blocks::State as BlockState;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Handle};
@@ -185,7 +187,7 @@ impl Pager {
                 self.with_row(batch, at, |pager, batch, sequence| pager.refresh(batch, at, sequence))?;
             }
         }
-        self.check_ahead(batch, slow, ahead)?;
+        Self::check_ahead(batch, slow, ahead)?;
         if !matches!(ahead, Ahead::Blocks) {
             check_total(batch, num_tokens)?;
         }
@@ -227,7 +229,7 @@ impl Pager {
     }
 
     /// Positions beyond the sequences' tokens: are there tokens, or may there be placeholders?
-    fn check_ahead(&self, batch: &Batch, slow: &mut [Slow], ahead: Ahead<'_>) -> Result<()> {
+    fn check_ahead(batch: &Batch, slow: &mut [Slow], ahead: Ahead<'_>) -> Result<()> {
         if let Ahead::Blocks = ahead {
             return Ok(());
         }
@@ -538,7 +540,9 @@ impl Pager {
     fn write_tables(&mut self, batch: &mut Batch, buffer: usize, arrays: &mut Arrays<'_>) {
         let columns = batch.shape.max_blocks;
         let entries = |pager: &Self, handle: Option<Handle>| {
-            handle.and_then(|handle| pager.sequences.get(handle)).map_or(0, |sequence| sequence.table.len().min(columns))
+            handle
+                .and_then(|handle| pager.sequences.get(handle))
+                .map_or(0, |sequence| sequence.table.len().min(columns))
         };
         let mut patches = std::mem::take(&mut batch.patches[buffer]);
         for &(at, from) in &patches {

@@ -52,13 +52,7 @@ impl Pager {
     ///
     /// # Errors
     /// `Step` unless it is the oldest open step; `Value`, `Token` for bad arguments; `Memory`.
-    pub fn commit_step(
-        &mut self,
-        handle: Handle,
-        step: u64,
-        outcome: Outcome<'_>,
-        applied: &mut [bool],
-    ) -> Result<()> {
+    pub fn commit_step(&mut self, handle: Handle, step: u64, outcome: Outcome<'_>, applied: &mut [bool]) -> Result<()> {
         self.with_batch(handle, |pager, batch| {
             check_is_oldest(batch, step)?;
             pager.with_plan(batch, step, |pager, batch, plan, places| {
@@ -307,10 +301,13 @@ impl Pager {
         applied: &mut [bool],
     ) {
         let slow = std::mem::take(&mut batch.slow_rows);
-        self.touch(|nth| match places.of(*slow.get(nth)? as usize) {
-            Place::Row(at) => *batch.sequences.get(at)?,
-            _ => None,
-        }, slow.len());
+        self.touch(
+            |nth| match places.of(*slow.get(nth)? as usize) {
+                Place::Row(at) => *batch.sequences.get(at)?,
+                _ => None,
+            },
+            slow.len(),
+        );
         let mut from = 0;
         for &nth in &slow {
             let nth = nth as usize;
@@ -374,14 +371,7 @@ impl Pager {
     }
 
     /// Commits a row by its sequence, which has all of its tokens.
-    fn commit_row(
-        &mut self,
-        batch: &mut Batch,
-        sequence: &mut Sequence,
-        planned: &Planned,
-        rejected: u32,
-        token: i32,
-    ) {
+    fn commit_row(&mut self, batch: &mut Batch, sequence: &mut Sequence, planned: &Planned, rejected: u32, token: i32) {
         let (block_size, end) = (self.config.block_size, (planned.end - rejected) as usize);
         let is_given = token >= 0;
         if is_given && sequence.len == end {
@@ -491,12 +481,7 @@ impl Pager {
     }
 
     /// Runs `call` with the sequence of a step's row out of the slab; its own row, if it has one, is cold after that.
-    fn with_place(
-        &mut self,
-        batch: &mut Batch,
-        place: Place,
-        call: impl FnOnce(&mut Self, &mut Batch, &mut Sequence),
-    ) {
+    fn with_place(&mut self, batch: &mut Batch, place: Place, call: impl FnOnce(&mut Self, &mut Batch, &mut Sequence)) {
         match place {
             Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
                 flush(batch, at, sequence, pager.config.block_size);
