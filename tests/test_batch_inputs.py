@@ -136,10 +136,14 @@ def test_a_wrong_argument_changes_nothing(implementation, what):
 
 
 def test_the_order_of_checks(implementation):
-    """Open buffers, num_tokens, tokens, max_tokens, max_blocks, blocks; and a step's turn before its values."""
+    """Open buffers, types, num_tokens, tokens, max_tokens, max_blocks, blocks; and a step's turn before its values."""
     pager, batch, step, (a, _b, c) = scene(implementation)
-    with refuses(ValueError, "num_tokens"):
+    with refuses(kvpager.TokenTypeError, "no"):
         batch.step([1, 1, 0], ["no"])
+    with refuses(kvpager.TokenTypeError, "no"):
+        step.commit([1], ["no"])
+    with refuses(ValueError, "num_tokens"):
+        batch.step([1, 1, 0], [1])
     with refuses(ValueError, "tokens"):
         batch.step([50, 0, 0], [1])
     with refuses(ValueError, "max_tokens"):

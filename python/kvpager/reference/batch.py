@@ -212,7 +212,7 @@ class Batch:
     def reserve(self, num_tokens: SupportsIndex | Tokens = 1) -> None:
         """Put the blocks of each row's next positions into its table, without planning them."""
         self._pager._drain()
-        wants = self._wants(num_tokens)
+        wants = self._wants(as_counts("num_tokens", num_tokens))
         self._fit_rows(wants)
         self._take(wants)
 
@@ -234,10 +234,9 @@ class Batch:
 
     # What a step wants.
 
-    def _wants(self, num_tokens: SupportsIndex | Tokens) -> list[Want]:
+    def _wants(self, counts: int | list[int]) -> list[Want]:
         """The positions of each row that is not left out."""
         records = self._rows.records
-        counts = as_counts("num_tokens", num_tokens)
         if isinstance(counts, int):
             if counts < 0:
                 raise ValueError(f"num_tokens must not be negative, but is {counts}")
@@ -259,9 +258,10 @@ class Batch:
         open_ids = [step.id for step in self._rows.steps]
         if len(open_ids) == self.buffers:
             raise StepError(f"step refused: all {self.buffers} buffers hold open steps ({open_ids}): commit the oldest")
-        wants = self._wants(num_tokens)
-        num_new = sum(want.num_new for want in wants)
+        counts = as_counts("num_tokens", num_tokens)
         given = None if tokens is None else as_numbers("tokens", tokens)
+        wants = self._wants(counts)
+        num_new = sum(want.num_new for want in wants)
         if given is not None and len(given) != num_new:
             raise ValueError(
                 f"tokens needs a value for each of the {num_new} positions past the ends, not {len(given)}"

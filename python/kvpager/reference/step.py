@@ -120,8 +120,12 @@ class Step:
         pager, rows = self._batch._pager, self._batch._rows
         pager._drain()
         self._in_order("commit", "oldest", 0)
-        following = self._values("next_tokens", next_tokens) or [PLACEHOLDER] * self.num_rows
-        accepted = self._values("num_accepted", num_accepted)
+        following = None if next_tokens is None else as_numbers("next_tokens", next_tokens)
+        accepted = None if num_accepted is None else as_numbers("num_accepted", num_accepted)
+        for name, values in (("next_tokens", following), ("num_accepted", accepted)):
+            if values is not None and len(values) != self.num_rows:
+                raise ValueError(f"{name} needs a value for each of the {self.num_rows} rows, not {len(values)}")
+        following = following or [PLACEHOLDER] * self.num_rows
         for number, row in enumerate(self._step.rows):
             if row is None or row.void:
                 continue
@@ -160,16 +164,6 @@ class Step:
         steps = self._batch._rows.steps
         if steps[place] is not self._step:
             raise StepError(f"{call} refused: step {self.id} is not the {which} open one, which is {steps[place].id}")
-
-    def _values(self, name: str, given: Tokens | None) -> list[int] | None:
-        if given is None:
-            return None
-        values = as_numbers(name, given)
-        if len(values) != self.num_rows:
-            raise ValueError(
-                f"{name} needs a value for each of the {self.num_rows} rows of the step, not {len(values)}"
-            )
-        return values
 
 
 def _tokens(row: OpenRow) -> list[int]:
