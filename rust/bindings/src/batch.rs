@@ -375,6 +375,47 @@ impl PyBatch {
         Ok(handles.into_iter().map(|handle| PySequence::new(&self.shared, handle)).collect())
     }
 
+    /// A beam step: beam i continues the sequence of row `parents[i]` with `tokens[i]`. Call it after a commit without
+    /// next tokens, while no step is open.
+    ///
+    /// Parameters
+    /// ----------
+    /// parents, tokens : 1-D integer arrays of one length
+    ///     A row may be the parent of several beams: the first keeps its sequence, the others get children of it, which
+    ///     share its blocks; a partial block is copied by the next step. Rows that are no parent are released.
+    /// rows : 1-D integer array, optional
+    ///     The rows that take part; all in use by default. Others stay as they are.
+    ///
+    /// Returns
+    /// -------
+    /// (int32 [len(parents)], list of Sequence or None)
+    ///     The row of each beam, and its new sequence, None where it keeps its parent's.
+    ///
+    /// Raises
+    /// ------
+    /// StepError, ValueError, TokenError
+    ///     A step is open; wrong rows, or a parent with tokens that are not committed; too few empty rows. Nothing was
+    ///     changed.
+    #[pyo3(signature = (parents, tokens, rows=None))]
+    fn reorder<'py>(
+        &self,
+        py: Python<'py>,
+        parents: &Bound<'py, PyAny>,
+        tokens: &Bound<'py, PyAny>,
+        rows: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyArray1<i32>>, Vec<Option<PySequence>>)> {
+        let arguments = integers::numbers(parents, "parents").and_then(|parents| {
+            let tokens = integers::numbers(tokens, "tokens")?;
+            Ok((parents, tokens, rows.map(|rows| integers::numbers(rows, "rows")).transpose()?))
+        });
+        let (parents, tokens, rows) = self.shared.arguments(py, arguments)?;
+        let (places, beams) =
+            self.shared.change(py, |pager| pager.reorder(self.handle, &parents, &tokens, rows.as_deref()))?;
+        let places = PyArray1::from_iter(py, places.into_iter().map(u32::cast_signed));
+        let beams = beams.into_iter().map(|beam| beam.map(|handle| PySequence::new(&self.shared, handle)));
+        Ok((places, beams.collect()))
+    }
+
     /// The open steps, oldest first.
     #[getter]
     fn open_steps(slf: &Bound<'_, Self>) -> PyResult<Vec<PyStep>> {

@@ -269,6 +269,17 @@ impl Batch {
         row
     }
 
+    /// Gives a row to another sequence, whose table differs from a column on.
+    pub fn replace(&mut self, row: u32, sequence: Handle, column: usize) {
+        let at = row as usize;
+        self.rows[at] = Row::default();
+        self.sequences[at] = Some(sequence);
+        for plan_rows in &mut self.plan_rows {
+            plan_rows[at] = NO_ROW;
+        }
+        self.patch(row, column);
+    }
+
     /// Empties a row.
     pub fn unseat(&mut self, row: u32) {
         let at = row as usize;

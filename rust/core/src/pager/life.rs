@@ -66,7 +66,7 @@ impl Pager {
     }
 
     /// A child knows what is known, and shares the blocks of that.
-    fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
+    pub(super) fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
         let block_size = self.config.block_size;
         let len = self.num_known(parent);
         let blocks = parent.table.len().min(len.div_ceil(block_size));

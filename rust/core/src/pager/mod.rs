@@ -5,6 +5,7 @@
 //! things they all do: hold, let go, take.
 
 mod admit;
+mod beams;
 mod grow;
 mod invalidate;
 mod life;

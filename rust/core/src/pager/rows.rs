@@ -375,7 +375,7 @@ impl Pager {
     }
 }
 
-fn closed() -> Error {
+pub(super) fn closed() -> Error {
     Error::Value("the batch is closed".to_owned())
 }
 
