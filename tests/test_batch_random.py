@@ -353,7 +353,8 @@ class BatchSwarm(Swarm):
             return
         if self.stream is None:
             self.twins.change(steps[-1], "cancel")
-        elif not (launch := self.find(steps[-1])).launched:
+        # A step of another batch that was planned since may read what the copies of this one are to bring.
+        elif (launch := self.find(steps[-1])) is self.stream.open[-1] and not launch.launched:
             self.twins.change(steps[-1], "cancel")
             self.stream.open.remove(launch)
 
@@ -374,8 +375,10 @@ class BatchSwarm(Swarm):
         batch = self.any_batch()
         if self.stream is not None:
             launches = [self.find(step) for step in self.open_steps(batch)]
-            if any(launch.launched for launch in launches):
+            last = self.stream.open[len(self.stream.open) - len(launches) :]
+            if any(launch.launched for launch in launches) or last != launches:
                 return
+            last.clear()
             self.stream.open = [launch for launch in self.stream.open if launch not in launches]
             launches.clear()
         self.twins.drop_batch(batch)
