@@ -224,7 +224,8 @@ impl PyStep {
     }
 
     /// Take the plan back: this step was never launched. Positions, placeholders and tables are as before; what was
-    /// evicted stays evicted. StepError unless it is the newest open step.
+    /// evicted stays evicted. StepError unless it is the newest open step, and neither a step of another batch nor copies
+    /// were handed out since.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let batch = self.batch.get();
         self.check_open(py, "cancel")?;

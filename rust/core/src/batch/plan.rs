@@ -65,6 +65,8 @@ pub struct Plan {
     pub updates: Vec<(u32, u32, u32)>,
     /// Positions of all rows.
     pub num_tokens: usize,
+    /// What was handed out before it, and it: its place in the order of launches.
+    pub launch: u64,
     /// Have rows moved or been removed since?
     pub is_moved: bool,
 }
@@ -79,6 +81,7 @@ impl Plan {
             growths: Vec::new(),
             updates: Vec::new(),
             num_tokens: 0,
+            launch: 0,
             is_moved: false,
         }
     }
@@ -103,8 +106,7 @@ impl Plan {
             copies: Vec::new(),
             growths: with_capacity(rows)?,
             updates: with_capacity(rows)?,
-            num_tokens: 0,
-            is_moved: false,
+            ..Self::none()
         })
     }
 }

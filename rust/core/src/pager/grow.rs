@@ -87,6 +87,7 @@ impl Pager {
             self.let_go_of_block(source, Context::COPY);
         }
         self.counters.copies += taken.len() as u64;
+        self.num_launches += u64::from(!taken.is_empty());
         Ok(taken)
     }
 

@@ -56,6 +56,8 @@ pub struct Pager {
     pub(crate) num_running: usize,
     pub(crate) num_running_pinned: usize,
     pub(crate) num_preempted: usize,
+    /// Steps and batches of copies that were handed out and not taken back: the kernels' order.
+    pub(crate) num_launches: u64,
 }
 
 /// Holds of an indexed block that are no paths.
@@ -94,6 +96,7 @@ impl Pager {
             num_running: 0,
             num_running_pinned: 0,
             num_preempted: 0,
+            num_launches: 0,
             config,
         })
     }

@@ -387,6 +387,8 @@ impl Pager {
         at_token = plan_usual(batch, &mut plan, counts, at..batch.rows.len(), at_token, arrays);
         debug_assert_eq!((next_block, at_token), (needed, num_tokens));
         self.lend_copies(batch, &mut plan);
+        self.num_launches += 1;
+        plan.launch = self.num_launches;
         batch.plans[buffer] = plan;
         (batch.slow, batch.taken) = (slow, taken);
         for (at, plan_row) in batch.plan_rows[buffer].iter_mut().enumerate() {

@@ -75,7 +75,7 @@ impl Pager {
     /// The newest open step was never launched.
     ///
     /// # Errors
-    /// `Step` unless it is the newest open step; `Memory`.
+    /// `Step` unless it is the newest open step, and nothing was handed out since; `Memory`.
     pub fn cancel_step(&mut self, handle: Handle, step: u64) -> Result<()> {
         self.with_batch(handle, |pager, batch| {
             check_is_open(batch, step, "cancel")?;
@@ -85,26 +85,36 @@ impl Pager {
                     batch.next - 1
                 )));
             }
-            pager.with_plan(batch, step, |pager, batch, plan, places| {
-                pager.cancel_plan(batch, plan, places);
-                batch.next -= 1;
-                Ok(())
-            })
+            if batch.plan(step).launch != pager.num_launches {
+                return Err(Error::Step(format!(
+                    "cancel: a step of another batch, or copies, were handed out after step {step}, and may read what its copies bring"
+                )));
+            }
+            pager.cancel_newest(batch)
+        })
+    }
+
+    fn cancel_newest(&mut self, batch: &mut Batch) -> Result<()> {
+        self.with_plan(batch, batch.next - 1, |pager, batch, plan, places| {
+            pager.cancel_plan(batch, plan, places);
+            batch.next -= 1;
+            pager.num_launches -= u64::from(plan.launch == pager.num_launches);
+            Ok(())
         })
     }
 
     /// Ends a batch: open steps are cancelled, and its sequences are in no batch any more.
     pub fn close_batch(&mut self, handle: Handle) {
-        while let Some(batch) = self.batches.get(handle)
-            && batch.num_open() > 0
-        {
-            let newest = batch.next - 1;
-            if self.cancel_step(handle, newest).is_err() {
-                // No memory to find moved rows by: their copies are not asked for again, and nobody relies on them.
-                break;
+        let Some(mut batch) = self.batches.take(handle) else { return };
+        while batch.num_open() > 0 {
+            if self.cancel_newest(&mut batch).is_err() {
+                // No memory to find moved rows by. They keep what the step gave them, and its copies are not asked for
+                // again: who drops a batch in the middle of a step computes its sequences anew.
+                let buffer = batch.buffer_of(batch.next - 1);
+                self.end_loans(&mut batch.plans[buffer]);
+                batch.next -= 1;
             }
         }
-        let Some(mut batch) = self.batches.take(handle) else { return };
         for at in 0..batch.rows.len() {
             if batch.sequences[at].is_some() {
                 self.with_row(&mut batch, at, |pager, batch, sequence| {
@@ -341,10 +351,15 @@ impl Pager {
         }
         commit_usual(batch, &plan.rows, from..plan.rows.len(), outcome, applied);
         batch.slow_rows = slow;
+        self.counters.copies += plan.copies.len() as u64;
+        self.end_loans(plan);
+    }
+
+    /// A step lets go of the sources of its copies.
+    fn end_loans(&mut self, plan: &mut Plan) {
         for copy in plan.copies.drain(..) {
             self.copies.end_loan(copy.ticket, copy.source, copy.target);
             self.let_go_of_block(copy.source, Context::COPY);
-            self.counters.copies += 1;
         }
     }
 
