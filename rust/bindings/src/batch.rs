@@ -32,6 +32,9 @@ pub struct PyBatch {
     pub arrays: BatchArrays,
 }
 
+/// An int32 array of one dimension.
+pub type Ints<'py> = Bound<'py, PyArray1<i32>>;
+
 /// How many positions each row plans.
 enum Numbers {
     All(u32),
@@ -403,7 +406,7 @@ impl PyBatch {
         parents: &Bound<'py, PyAny>,
         tokens: &Bound<'py, PyAny>,
         rows: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<(Bound<'py, PyArray1<i32>>, Vec<Option<PySequence>>)> {
+    ) -> PyResult<(Ints<'py>, Vec<Option<PySequence>>)> {
         let arguments = integers::numbers(parents, "parents").and_then(|parents| {
             let tokens = integers::numbers(tokens, "tokens")?;
             Ok((parents, tokens, rows.map(|rows| integers::numbers(rows, "rows")).transpose()?))

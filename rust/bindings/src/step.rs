@@ -2,11 +2,13 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use kvpager_core::Error;
+use kvpager_core::batch::{Ragged, Tables};
 use kvpager_core::pager::Outcome;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
-use crate::batch::{PyBatch, pairs};
+use crate::batch::{Ints, PyBatch, pairs};
 use crate::errors::step_error;
 use crate::integers;
 
@@ -45,6 +47,22 @@ impl PyStep {
             return Ok(());
         }
         Err(step_error(py, format!("{what}: step {} is {} already", self.id, self.name_of_state())))
+    }
+
+    /// Something made of this step's lengths and tables.
+    fn form<R>(&self, py: Python<'_>, name: &str, make: impl FnOnce(Tables<'_>) -> Result<R, Error>) -> PyResult<R> {
+        self.check_open(py, name)?;
+        let batch = self.batch.get();
+        batch.shared.read(py, |pager| {
+            let arrays = batch.arrays.of_buffer(py, &batch.shape, self.buffer())?;
+            let columns = batch.shape.max_blocks;
+            make(Tables {
+                seq_lens: &arrays.seq_lens[..self.num_rows],
+                block_tables: &arrays.block_tables[..self.num_rows * columns],
+                columns,
+                block_size: pager.config().block_size,
+            })
+        })
     }
 
     /// The first `len` entries of this step's buffer in an array of the batch.
@@ -171,6 +189,33 @@ impl PyStep {
         })?;
         let rows = updates.len() / 3;
         PyArray1::from_vec(py, updates).reshape([rows, 3])
+    }
+
+    /// Each row's blocks, one behind the other (FlashInfer's form): `(indptr, indices, last_page_len)`, int32 [num_rows +
+    /// 1], [all rows' blocks], [num_rows]. Row r has `indices[indptr[r] : indptr[r + 1]]`, enough for `seq_lens[r]` tokens;
+    /// `last_page_len` of them are in the last, 0 in a row without tokens. ValueError if `seq_lens` was written to and
+    /// does not fit. Cost: one copy of the blocks.
+    fn pages<'py>(&self, py: Python<'py>) -> PyResult<(Ints<'py>, Ints<'py>, Ints<'py>)> {
+        let (Ragged { indptr, indices }, last) =
+            self.form(py, "pages", |tables| Ok((tables.pages()?, tables.last_page_lens()?)))?;
+        Ok((PyArray1::from_vec(py, indptr), PyArray1::from_vec(py, indices), PyArray1::from_vec(py, last)))
+    }
+
+    /// The slot of each position of each row, one behind the other: `(indptr, indices)`, int32 [num_rows + 1], [all rows'
+    /// positions]. ValueError where a slot is beyond int32.
+    fn slots<'py>(&self, py: Python<'py>) -> PyResult<(Ints<'py>, Ints<'py>)> {
+        let Ragged { indptr, indices } = self.form(py, "slots", |tables| tables.slots())?;
+        Ok((PyArray1::from_vec(py, indptr), PyArray1::from_vec(py, indices)))
+    }
+
+    /// The slot of each position of each row: int32 [num_rows, longest row], 0 behind a row's last position. ValueError
+    /// where a slot is beyond int32.
+    fn token_table<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let (table, width) = self.form(py, "token_table", |tables| {
+            let width = tables.seq_lens.iter().max().map_or(0, |&len| len.max(0) as usize);
+            Ok((tables.token_table(width)?, width))
+        })?;
+        PyArray1::from_vec(py, table).reshape([self.num_rows, width])
     }
 
     /// Say that this step's KV is written: call it after the kernel, oldest step first.

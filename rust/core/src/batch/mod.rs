@@ -14,6 +14,7 @@
 //! tail has room for `PENDING_MAX` tokens until then, so that flushing cannot fail.
 
 mod arrays;
+mod forms;
 mod plan;
 mod shape;
 
@@ -24,6 +25,7 @@ use crate::ids::{BlockId, Handle, Token};
 use crate::memory::with_capacity;
 
 pub use arrays::Arrays;
+pub use forms::{Ragged, Tables};
 pub use plan::{Growth, LentCopy, Plan, Planned};
 pub use shape::{BUFFERS_LIMITS, BUFFERS_MAX, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 

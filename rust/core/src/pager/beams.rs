@@ -7,7 +7,7 @@ use super::rows::{append_reserved, closed};
 use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
-use crate::ids::{Handle, Token};
+use crate::ids::Handle;
 use crate::memory::with_capacity;
 
 /// Where the beams are: the row of each, and its new sequence unless it keeps its parent's.
@@ -19,13 +19,7 @@ impl Pager {
     ///
     /// # Errors
     /// `Step` if a step is open; `Value` for bad rows or parents, and if there are too few rows; `Token`; `Memory`.
-    pub fn reorder(
-        &mut self,
-        handle: Handle,
-        parents: &[i32],
-        tokens: &[i32],
-        rows: Option<&[i32]>,
-    ) -> Result<Beams> {
+    pub fn reorder(&mut self, handle: Handle, parents: &[i32], tokens: &[i32], rows: Option<&[i32]>) -> Result<Beams> {
         let rows = self.check_beams(handle, parents, tokens, rows)?;
         // The first beam of a row keeps it; the rows without any are free for the others.
         let mut keeps = BTreeSet::new();
@@ -90,7 +84,7 @@ impl Pager {
             return Err(Error::Value(format!("there are {} parents and {} tokens", parents.len(), tokens.len())));
         }
         if let Some(position) = tokens.iter().position(|&token| token < 0) {
-            return Err(Error::Token { position, value: tokens[position] as Token });
+            return Err(Error::Token { position, value: tokens[position].cast_unsigned() });
         }
         let in_use = |row: i32| usize::try_from(row).ok().and_then(|at| *batch.sequences.get(at)?);
         let mut taking = BTreeSet::new();
@@ -110,9 +104,11 @@ impl Pager {
         let mut sequences = with_capacity(parents.len())?;
         for (nth, &parent) in parents.iter().enumerate() {
             let sequence = in_use(parent).filter(|_| taking.contains(&parent.cast_unsigned()));
-            sequences.push(sequence.ok_or_else(|| {
-                Error::Value(format!("parents[{nth}] is {parent}: no row in use that takes part"))
-            })?);
+            sequences.push(
+                sequence.ok_or_else(|| {
+                    Error::Value(format!("parents[{nth}] is {parent}: no row in use that takes part"))
+                })?,
+            );
         }
         let kept: BTreeSet<i32> = parents.iter().copied().collect();
         let (children, leaving) = (parents.len() - kept.len(), taking.len() - kept.len());
