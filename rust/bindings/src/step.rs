@@ -212,8 +212,8 @@ impl PyStep {
     /// where a slot is beyond int32.
     fn token_table<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<i32>>> {
         let (table, width) = self.form(py, "token_table", |tables| {
-            let width = tables.seq_lens.iter().max().map_or(0, |&len| len.max(0) as usize);
-            Ok((tables.token_table(width)?, width))
+            tables.check()?;
+            Ok((tables.token_table(tables.longest())?, tables.longest()))
         })?;
         PyArray1::from_vec(py, table).reshape([self.num_rows, width])
     }

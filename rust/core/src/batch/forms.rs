@@ -28,12 +28,19 @@ pub struct Ragged {
 
 impl<'a> Tables<'a> {
     /// The tokens of each row, and the blocks that they are in.
-    fn rows(self) -> impl Iterator<Item = (usize, &'a [i32])> {
+    fn rows(&self) -> impl Iterator<Item = (usize, &'a [i32])> {
+        let block_size = self.block_size;
         let rows = self.seq_lens.iter().zip(self.block_tables.chunks_exact(self.columns));
         rows.map(move |(&len, table)| {
             let len = len.max(0).cast_unsigned() as usize;
-            (len, &table[..len.div_ceil(self.block_size)])
+            (len, &table[..len.div_ceil(block_size)])
         })
+    }
+
+    /// Tokens of the longest row.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.rows().map(|(len, _)| len).max().unwrap_or_default()
     }
 
     /// Do the lengths fit the tables? (Whoever has the arrays can write to them.)
@@ -55,7 +62,7 @@ impl<'a> Tables<'a> {
     ///
     /// # Errors
     /// `Value` for a length that its table has no room for, or a total beyond 2^31 - 1; `Memory`.
-    pub fn pages(self) -> Result<Ragged> {
+    pub fn pages(&self) -> Result<Ragged> {
         self.check()?;
         self.ragged(|_, table| table.len(), |_, table, indices| indices.extend_from_slice(table))
     }
@@ -64,7 +71,7 @@ impl<'a> Tables<'a> {
     ///
     /// # Errors
     /// `Memory`.
-    pub fn last_page_lens(self) -> Result<Vec<i32>> {
+    pub fn last_page_lens(&self) -> Result<Vec<i32>> {
         let mut lens = with_capacity(self.seq_lens.len())?;
         let block_size = self.block_size as i32;
         lens.extend(self.seq_lens.iter().map(|&len| if len > 0 { (len - 1) % block_size + 1 } else { 0 }));
@@ -75,7 +82,7 @@ impl<'a> Tables<'a> {
     ///
     /// # Errors
     /// As `pages`; `Value` for slots beyond 2^31 - 1.
-    pub fn slots(self) -> Result<Ragged> {
+    pub fn slots(&self) -> Result<Ragged> {
         self.check_slots()?;
         self.ragged(|len, _| len, |len, table, indices| self.push_slots(len, table, indices))
     }
@@ -84,7 +91,7 @@ impl<'a> Tables<'a> {
     ///
     /// # Errors
     /// As `slots`.
-    pub fn token_table(self, width: usize) -> Result<Vec<i32>> {
+    pub fn token_table(&self, width: usize) -> Result<Vec<i32>> {
         self.check_slots()?;
         let mut table = with_capacity(self.seq_lens.len().saturating_mul(width))?;
         for (row, (len, blocks)) in self.rows().enumerate() {
@@ -117,7 +124,7 @@ impl<'a> Tables<'a> {
     }
 
     fn ragged(
-        self,
+        &self,
         count: impl Fn(usize, &[i32]) -> usize,
         push: impl Fn(usize, &[i32], &mut Vec<i32>),
     ) -> Result<Ragged> {
