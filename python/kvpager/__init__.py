@@ -32,12 +32,13 @@ from .errors import (
     TokenTypeError,
     TransferError,
 )
-from .types import BatchArrays, Namespace, PrefixMatch, Stats, Tokens
+from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "AllocationError",
     "Batch",
     "BatchArrays",
+    "Computing",
     "ConfigError",
     "ForkedProcess",
     "KvPagerError",

@@ -1,10 +1,10 @@
 from types import TracebackType
-from typing import Literal, Self, SupportsIndex, final
+from typing import Literal, Self, SupportsIndex, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import BatchArrays, Namespace, PrefixMatch, Stats, Tokens
+from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "Batch",
@@ -60,8 +60,22 @@ class Pager:
     def num_free_blocks(self) -> int: ...
     @property
     def num_evictable_blocks(self) -> int: ...
-    def admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> Sequence: ...
-    def try_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> Sequence | None: ...
+    @overload
+    def admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: Literal[False] = False
+    ) -> Sequence: ...
+    @overload
+    def admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool
+    ) -> Sequence | Computing: ...
+    @overload
+    def try_admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: Literal[False] = False
+    ) -> Sequence | None: ...
+    @overload
+    def try_admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool
+    ) -> Sequence | Computing | None: ...
     # Peeks. They do not release the handles that the garbage collector took: wait in a loop of try_admit, not of these.
     def can_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> bool: ...
     def match(self, prompt: Tokens, *, namespace: Namespace = b"") -> PrefixMatch: ...

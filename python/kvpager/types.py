@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchArrays", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
+__all__ = ["BatchArrays", "Computing", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
 
 Tokens: TypeAlias = abc.Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
 """Token values, 0 to 2^31-1: any sequence (a list, a tuple, a range), or any one-dimensional buffer of integers.
@@ -41,6 +41,16 @@ class BatchArrays(TypedDict, total=False):
     """int32 [buffers, max_seqs + 1]."""
 
 
+class Computing(NamedTuple):
+    """A running sequence is about to compute what a prompt wants: ``admit(..., wait=True)`` took nothing."""
+
+    sequence_id: int
+    """Its number (``Sequence.id``)."""
+    position: int
+    """Tokens of the prompt that an admit will hit once that sequence has committed them: a multiple of
+    ``block_size``."""
+
+
 class PrefixMatch(NamedTuple):
     """What an admit of the same prompt would hit now."""
 
@@ -48,6 +58,8 @@ class PrefixMatch(NamedTuple):
     """Tokens that are found in the pool: a multiple of ``block_size``, and less than the prompt's length."""
     num_blocks: int
     """Blocks that hold them."""
+    computing: Computing | None = None
+    """Who is about to compute what follows, and how far; None if nobody is."""
 
 
 @dataclass(frozen=True, slots=True)

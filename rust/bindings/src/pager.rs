@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS};
-use kvpager_core::ids::BlockId;
+use kvpager_core::ids::{BlockId, Handle, Token};
+use kvpager_core::pager::Computing;
 use kvpager_core::{Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
@@ -181,10 +182,13 @@ impl PyPager {
     /// pin : bool
     ///     The sequence only holds a prefix (a hot system prompt): it is active, but not a running neighbour for the
     ///     watermark.
+    /// wait : bool
+    ///     Where a running sequence is about to compute more of this prompt than is cached, take nothing and return a
+    ///     Computing: admit again once that sequence has committed, or is gone.
     ///
     /// Returns
     /// -------
-    /// Sequence
+    /// Sequence, or Computing (only with `wait`)
     ///     `num_cached` tokens are computed already, whole blocks and never the last token; the others need `slots`, a
     ///     kernel, and `commit`.
     ///
@@ -198,33 +202,45 @@ impl PyPager {
     ///     There is no room now. Nothing was changed.
     ///
     /// Cost: comparing the cached tokens, copying the others.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
-    fn admit(
+    #[pyo3(
+        signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING, wait=Given::NOTHING),
+        text_signature = "($self, prompt, *, namespace=b'', pin=False, wait=False)"
+    )]
+    fn admit<'py>(
         &self,
-        py: Python<'_>,
-        prompt: &Bound<'_, PyAny>,
-        namespace: Given<'_>,
-        pin: Given<'_>,
-    ) -> PyResult<PySequence> {
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        namespace: Given<'py>,
+        pin: Given<'py>,
+        wait: Given<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
         let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
-        let handle = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit(tokens, &namespace, pin))?;
-        Ok(PySequence::new(&self.shared, handle))
+        let started =
+            self.shared.change_with(py, &tokens, |pager, tokens| start(pager, tokens, &namespace, pin, wait))?;
+        self.started(py, started)
     }
 
     /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits:
     /// waiting would be for ever.
-    #[pyo3(signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'', pin=False)")]
-    fn try_admit(
+    #[pyo3(
+        signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING, wait=Given::NOTHING),
+        text_signature = "($self, prompt, *, namespace=b'', pin=False, wait=False)"
+    )]
+    fn try_admit<'py>(
         &self,
-        py: Python<'_>,
-        prompt: &Bound<'_, PyAny>,
-        namespace: Given<'_>,
-        pin: Given<'_>,
-    ) -> PyResult<Option<PySequence>> {
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        namespace: Given<'py>,
+        pin: Given<'py>,
+        wait: Given<'py>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
         let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
-        let handle =
-            self.shared.change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit(tokens, &namespace, pin)))?;
-        Ok(handle.map(|handle| PySequence::new(&self.shared, handle)))
+        let started = self.shared.change_with(py, &tokens, |pager, tokens| {
+            none_if_full(start(pager, tokens, &namespace, pin, wait))
+        })?;
+        started.map(|started| self.started(py, started)).transpose()
     }
 
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for
@@ -245,7 +261,8 @@ impl PyPager {
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
-    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens` and `num_blocks`. A peek: no
+    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens`, `num_blocks`, and `computing`, who
+    /// is about to compute what follows. A peek: no
     /// recency, no statistic changes, no dropped handle is released. Raises TokenError and TokenTypeError as `admit`
     /// does. Cost: comparing the cached tokens.
     #[pyo3(name = "r#match", signature = (prompt, *, namespace=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'')")]
@@ -258,7 +275,8 @@ impl PyPager {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let (tokens, namespace, _) = request(py, prompt, &namespace, &Given::NOTHING)?;
         let found = self.shared.read_with(py, &tokens, |pager, tokens| pager.find_prefix(tokens, &namespace))?;
-        CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks))
+        let computing = found.computing.map(|computing| computing_of(py, computing)).transpose()?;
+        CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks, computing))
     }
 
     /// Rows for sequences that are stepped together: one call a decode step.
@@ -400,7 +418,38 @@ impl PyPager {
     }
 }
 
+/// What an admission came to.
+enum Started {
+    Sequence(Handle),
+    Computing(Computing),
+}
+
+fn start(
+    pager: &mut Pager,
+    tokens: &[Token],
+    namespace: &[u8],
+    pin: bool,
+    wait: bool,
+) -> Result<Started, kvpager_core::Error> {
+    if wait && let Some(computing) = pager.find_computing(tokens, namespace)? {
+        return Ok(Started::Computing(computing));
+    }
+    pager.admit(tokens, namespace, pin).map(Started::Sequence)
+}
+
+fn computing_of(py: Python<'_>, computing: Computing) -> PyResult<Bound<'_, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "kvpager.types", "Computing")?.call1((computing.sequence, computing.num_tokens))
+}
+
 impl PyPager {
+    fn started<'py>(&self, py: Python<'py>, started: Started) -> PyResult<Bound<'py, PyAny>> {
+        match started {
+            Started::Sequence(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),
+            Started::Computing(computing) => computing_of(py, computing),
+        }
+    }
+
     pub fn panic_for_tests(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |_| panic!("kvpager: a panic that a test asked for"))
     }

@@ -262,6 +262,9 @@ impl<'a> Drawing<'a> {
             write_ranges(&mut self.text, sequence.table.iter().copied())?;
             let publishes = yes_no(pager.may_publish(sequence));
             write!(self.text, "; publishes {publishes}; pinned {}", yes_no(sequence.pinned))?;
+            if sequence.announced.is_some() {
+                self.text.write_str("; computing")?;
+            }
         }
         Ok(self.text.write_str("\n")?)
     }

@@ -32,6 +32,8 @@ impl State {
 pub struct Sequence {
     /// Its number.
     pub serial: u64,
+    /// Its slot in the slab.
+    pub slot: u32,
     /// May it be stepped?
     pub state: State,
     /// Does it only hold a prefix (`pin=True`)?
@@ -40,6 +42,8 @@ pub struct Sequence {
     pub has_content: bool,
     /// Part of its path was forgotten, and cut off since: it publishes nothing more.
     pub is_silent: bool,
+    /// What it has announced: the end of its path, and the hash of the block behind it.
+    pub announced: Option<(NodeId, u32)>,
     /// Its row in a batch.
     pub seat: Seat,
     /// Its namespace.

@@ -226,6 +226,21 @@ impl Tail {
         done / block_size
     }
 
+    /// How many leading tokens agree with these.
+    #[must_use]
+    pub fn common_tokens(&self, tokens: &[Token], block_size: usize) -> usize {
+        let mut done = 0;
+        for ours in self.slices(block_size) {
+            let theirs = &tokens[done..];
+            let common = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
+            done += common;
+            if common < ours.len() {
+                break;
+            }
+        }
+        done
+    }
+
     /// Drops the first `blocks` blocks: they are published.
     pub fn advance(&mut self, blocks: usize, block_size: usize) {
         debug_assert!(blocks * block_size <= self.len);

@@ -16,7 +16,7 @@ pub struct Found {
 }
 
 impl Index {
-    pub(super) fn hash(&self, parent: NodeId, first_block: &[Token]) -> u32 {
+    pub(crate) fn hash(&self, parent: NodeId, first_block: &[Token]) -> u32 {
         self.key.hash_tokens(parent, first_block)
     }
 

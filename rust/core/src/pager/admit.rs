@@ -1,6 +1,7 @@
 //! Admission: match, hold, take. And its peeks, which decide by the same code and change nothing.
 
 use super::Pager;
+use super::computing::Computing;
 use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
@@ -20,10 +21,12 @@ pub struct PrefixMatch {
     pub num_tokens: usize,
     /// Blocks of those.
     pub num_blocks: usize,
+    /// Who computes what follows.
+    pub computing: Option<Computing>,
 }
 
 /// An admission that can be carried out.
-struct Admission {
+pub(super) struct Admission {
     /// The cached prefix; none without a root.
     found: Option<Found>,
     /// Blocks of the whole request.
@@ -48,6 +51,8 @@ impl Pager {
         let root = self.pin_root(namespace)?;
         let mut sequence = Box::new(Sequence {
             serial: self.sequences.next_serial(),
+            slot: 0,
+            announced: None,
             state: State::Running,
             pinned,
             has_content: false,
@@ -71,7 +76,13 @@ impl Pager {
         self.counters.admitted_sequences += 1;
         self.counters.queried_tokens += tokens.len() as u64;
         self.counters.hit_tokens += sequence.num_cached as u64;
-        Ok(self.sequences.insert(sequence))
+        let handle = self.sequences.insert(sequence);
+        if let Some(mut sequence) = self.sequences.take(handle) {
+            sequence.slot = handle.slot;
+            self.announce(&mut sequence);
+            self.sequences.put_back(handle, sequence);
+        }
+        Ok(handle)
     }
 
     /// Admits a preempted sequence again; answers nothing new: the handle is the same.
@@ -95,6 +106,7 @@ impl Pager {
             pager.unpin_root(std::mem::replace(&mut sequence.root, root));
             sequence.is_silent = false;
             sequence.state = State::Running;
+            pager.announce(sequence);
             pager.num_preempted -= 1;
             pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
             Ok(())
@@ -119,13 +131,15 @@ impl Pager {
     /// `EmptyPrompt`, `Token`.
     pub fn find_prefix(&self, tokens: &[Token], namespace: &[u8]) -> Result<PrefixMatch> {
         check_len(tokens)?;
-        let num_blocks = self.find(tokens, namespace).map_or(0, |found| found.blocks);
+        let found = self.find(tokens, namespace);
+        let num_blocks = found.map_or(0, |found| found.blocks);
         let num_tokens = num_blocks * self.config.block_size;
         check_tokens(tokens, num_tokens)?;
-        Ok(PrefixMatch { num_tokens, num_blocks })
+        let computing = found.and_then(|found| self.computing_behind(found, tokens));
+        Ok(PrefixMatch { num_tokens, num_blocks, computing })
     }
 
-    fn find(&self, tokens: &[Token], namespace: &[u8]) -> Option<Found> {
+    pub(super) fn find(&self, tokens: &[Token], namespace: &[u8]) -> Option<Found> {
         let root = self.index.find_root(namespace)?;
         // The last token is always computed, in a private block, so that no indexed block is ever written again (I4).
         Some(self.index.find(root, tokens, (tokens.len() - 1) / self.config.block_size))
@@ -133,7 +147,7 @@ impl Pager {
 
     /// Decides whether a request can be admitted. Tokens are checked here only if it cannot: else they are checked as
     /// they are copied.
-    fn plan(&self, tokens: &[Token], namespace: &[u8]) -> Result<Admission> {
+    pub(super) fn plan(&self, tokens: &[Token], namespace: &[u8]) -> Result<Admission> {
         check_len(tokens)?;
         let blocks = tokens.len().div_ceil(self.config.block_size);
         let usable = self.config.usable_blocks();

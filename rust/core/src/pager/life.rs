@@ -61,7 +61,11 @@ impl Pager {
         self.num_running += count;
         for mut child in children {
             child.serial = self.sequences.next_serial();
-            handles.push(self.sequences.insert(child));
+            let handle = self.sequences.insert(child);
+            if let Some(child) = self.sequences.get_mut(handle) {
+                child.slot = handle.slot;
+            }
+            handles.push(handle);
         }
     }
 
@@ -80,7 +84,7 @@ impl Pager {
             tail.truncate(len - parent.path_blocks * block_size, block_size);
         }
         // What is forked from a held prefix runs.
-        Ok(Box::new(Sequence { table, tail, len, pinned: false, lost_tokens: 0, seat: Seat::None, ..*parent }))
+        Ok(Box::new(Sequence { table, tail, len, pinned: false, lost_tokens: 0, seat: Seat::None, announced: None, ..*parent }))
     }
 
     /// Keeps the first `len` tokens.
@@ -114,7 +118,8 @@ impl Pager {
     }
 
     /// Keeps the first `len` tokens, all of the path among them.
-    pub(super) fn cut_tokens(&self, sequence: &mut Sequence, len: usize) {
+    pub(super) fn cut_tokens(&mut self, sequence: &mut Sequence, len: usize) {
+        self.withdraw(sequence);
         let block_size = self.config.block_size;
         sequence.tail.truncate(len - sequence.path_blocks * block_size, block_size);
         sequence.len = len;

@@ -6,6 +6,7 @@
 
 mod admit;
 mod beams;
+mod computing;
 mod grow;
 mod invalidate;
 mod life;
@@ -32,6 +33,7 @@ use crate::slab::Slab;
 use crate::stats::Counters;
 
 pub use admit::PrefixMatch;
+pub use computing::Computing;
 pub(crate) use admit::check_tokens;
 pub use life::FORK_MAX;
 pub use step::Counts;
@@ -51,6 +53,9 @@ pub struct Pager {
     /// path, or a queued copy. Such a block is the last of its node's run, and each such hold is one of that node's
     /// pins. Rare: forks of what was not yet committed, and sequences truncated into a published block.
     pub(crate) extra_holds: BTreeMap<BlockId, ExtraHold>,
+    /// Who computes the block behind a path: end of the path and hash of the block -> sequences, each with another
+    /// block.
+    pub(crate) announced: BTreeMap<(NodeId, u32), Vec<Handle>>,
     pub(crate) counters: Counters,
     /// Running sequences, and how many of those only hold a prefix.
     pub(crate) num_running: usize,
@@ -92,6 +97,7 @@ impl Pager {
             sequences: Slab::default(),
             batches: Slab::default(),
             extra_holds: BTreeMap::new(),
+            announced: BTreeMap::new(),
             counters: Counters::default(),
             num_running: 0,
             num_running_pinned: 0,

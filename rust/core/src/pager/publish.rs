@@ -48,7 +48,9 @@ impl Pager {
         let full_before = sequence.num_committed / self.config.block_size;
         sequence.num_committed = end;
         if end / self.config.block_size > full_before {
+            self.withdraw(sequence);
             self.publish(sequence);
+            self.announce(sequence);
         }
     }
 
@@ -83,7 +85,7 @@ impl Pager {
     /// node longer. (The usual commit of a full block, with as few looks into memory as it takes.)
     pub(super) fn publish_block(&mut self, sequence: &mut Sequence, tokens: &[Token]) -> bool {
         let (block_size, at) = (self.config.block_size, sequence.path_blocks);
-        if tokens.len() != block_size || sequence.has_content || sequence.is_silent || !sequence.tail.is_empty() {
+        if tokens.len() != block_size || sequence.has_content || sequence.is_silent || !sequence.tail.is_empty() || sequence.announced.is_some() {
             return false;
         }
         if !self.index.is_live(sequence.end) || self.room_to_grow(sequence.end).is_none() {

@@ -242,6 +242,7 @@ impl Pager {
 
     /// A sequence gives its blocks back: no step names it and no row has it any more.
     pub(super) fn vacate(&mut self, sequence: &mut Sequence, handle: Handle) {
+        self.withdraw(sequence);
         self.void(sequence, 0);
         match std::mem::replace(&mut sequence.seat, Seat::None) {
             Seat::Row { batch, row } => {
@@ -335,9 +336,10 @@ impl Pager {
         let place = planned / self.config.block_size;
         let is_writable = sequence.table.get(place).is_some_and(|&block| self.is_writable(block));
         let len = sequence.len;
-        // A short tail waits here: it will be published from here without another look at the sequence's memory.
+        // A short tail waits here: it will be published from here without another look at the sequence's memory. (What
+        // is announced is compared where it is.)
         let waiting = sequence.tail.len();
-        if waiting <= PENDING_MAX - BUFFERS_MAX {
+        if waiting <= PENDING_MAX - BUFFERS_MAX && sequence.announced.is_none() {
             let pending = &mut batch.pending[at * PENDING_MAX..][..waiting];
             for (offset, place) in pending.iter_mut().enumerate() {
                 *place = sequence.tail.get(offset, self.config.block_size);
