@@ -466,3 +466,114 @@ def test_updates_after_a_cancel_include_the_reversal(implementation):
     mirror.update({(row, column): block for row, column, block in batch.step(0).updates.tolist()})
     assert mirror == {(0, 0): 0}
     assert ids(a) == ids(b) == [0]
+
+
+# What was handed out since (rules.md 14.5.1).
+
+
+def two_batches(implementation):
+    pager = implementation(16, 4)
+    a, b = admit_committed(pager, [1] * 6), admit_committed(pager, [2] * 6)
+    return pager, (a, b), (in_batch(pager, a), in_batch(pager, b))
+
+
+def test_a_step_of_another_batch_stops_a_cancel(implementation):
+    pager, _held, (one, other) = two_batches(implementation)
+    first, second = one.step(1, [7]), other.step(1, [8])
+    with nothing_changes(pager), refuses(kvpager.StepError):
+        first.cancel()
+    assert (first.state, one.open_steps[0].id) == ("open", 0)
+    second.cancel()
+    first.cancel()
+    assert (first.state, second.state) == ("cancelled", "cancelled")
+
+
+def test_a_committed_step_of_another_batch_stops_a_cancel_for_good(implementation):
+    pager, _held, (one, other) = two_batches(implementation)
+    first, second = one.step(1, [7]), other.step(1, [8])
+    second.commit()
+    other.step(1, [9]).cancel()
+    with nothing_changes(pager), refuses(kvpager.StepError):
+        first.cancel()
+    assert first.commit([9]).tolist() == [True]
+    one.step(1).cancel()
+
+
+def test_an_earlier_step_of_another_batch_is_no_matter(implementation):
+    pager, _held, (one, other) = two_batches(implementation)
+    first, second = one.step(1, [7]), other.step(1, [8])
+    first.commit()
+    second.cancel()
+    assert pager.check() == []
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_step_that_plans_nothing_stops_a_cancel_too(implementation, later):
+    """It may have taken the queue over."""
+    pager, _held, (one, other) = two_batches(implementation)
+    first = one.step(1, [7])
+    other.step(0) if later else other.step(1, [8])
+    with nothing_changes(pager), refuses(kvpager.StepError):
+        first.cancel()
+
+
+def test_steps_of_two_batches_are_cancelled_newest_first(implementation):
+    pager, _held, (one, other) = two_batches(implementation)
+    with nothing_changes(pager):
+        steps = [one.step(1, [7]), other.step(1, [8]), one.step(1), other.step(1)]
+        for each in (0, 1, 2):
+            with refuses(kvpager.StepError):
+                steps[each].cancel()
+        for each in (3, 2, 1, 0):
+            steps[each].cancel()
+
+
+def test_copies_that_were_taken_stop_a_cancel(implementation):
+    """They may read what the step's copies bring."""
+    pager = implementation(8, 4)
+    a = admit_committed(pager, [1] * 2)
+    (b,) = a.fork()
+    batch = in_batch(pager, a)
+    step = batch.step(1, [7])
+    assert step.copies.tolist() == [[0, 1]]
+    assert pager.take_copies().tolist() == [], "and an empty answer brings nothing"
+    (child,) = a.fork()
+    child.append(5)
+    assert line(pager, "copies") == "copies: 1->2"
+    assert pager.take_copies().tolist() == [[1, 2]]
+    with nothing_changes(pager), refuses(kvpager.StepError):
+        step.cancel()
+    assert step.commit([8]).tolist() == [True]
+    second = batch.step(1)
+    assert pager.take_copies().tolist() == []
+    second.cancel()
+    assert (ids(a), ids(b), ids(child)) == ([1], [0], [2])
+    assert pager.check() == []
+
+
+def test_copies_that_were_taken_before_are_no_matter(implementation):
+    pager = implementation(8, 4)
+    a = admit_committed(pager, [1] * 2)
+    (b,) = a.fork()
+    b.append(5)
+    assert pager.take_copies().tolist() == [[0, 1]]
+    in_batch(pager, a).step(1, [7]).cancel()
+    assert pager.check() == []
+
+
+@pytest.mark.parametrize("which", ["later", "earlier"])
+def test_a_dropped_batch_cancels_its_steps_whatever_came_later(implementation, which):
+    """And what it had planned later stops nobody any more."""
+    pager, held, (one, other) = two_batches(implementation)
+    first, second = one.step(1, [7]), other.step(1, [8])
+    if which == "later":
+        del second, other
+        gc.collect()
+        first.cancel()
+        assert [len(each) for each in held] == [6, 6]
+    else:
+        del first, one
+        gc.collect()
+        second.commit()
+        assert [len(each) for each in held] == [6, 7]
+    assert pager.check() == []

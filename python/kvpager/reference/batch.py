@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import OutOfBlocks, StaleHandle, StepError
 from ..types import Tokens
-from .inputs import as_counts, as_numbers, as_position, shown
+from .inputs import as_counts, as_numbers, as_position, as_tokens, shown
 from .pool import Copy
 from .record import PLACEHOLDER, Record, num_blocks
 from .rows import Arrays, OpenRow, OpenStep, Rows
@@ -161,6 +161,51 @@ class Batch:
                 self._rows.enter(children[-1]._record)
         return children
 
+    def reorder(
+        self, parents: Tokens, tokens: Tokens, rows: Tokens | None = None
+    ) -> tuple[npt.NDArray[np.int32], list[Sequence | None]]:
+        """Beam i goes on from row ``parents[i]`` with ``tokens[i]``: the row of each beam, and its sequence if new."""
+        self._pager._drain()
+        origins = as_numbers("parents", parents)
+        following = as_numbers("tokens", tokens)
+        numbers = None if rows is None else as_numbers("rows", rows)
+        if self._rows.steps:
+            raise StepError(f"reorder refused: step {self._rows.steps[0].id} is open: commit or cancel it first")
+        if len(origins) != len(following):
+            raise ValueError(f"reorder needs a token for each of the {len(origins)} parents, not {len(following)}")
+        as_tokens(following)  # a beam has a token: -1 stands for none
+        members = self._members(numbers)
+        for beam, row in enumerate(origins):
+            if row not in members:
+                raise ValueError(f"reorder refused: the parent of beam {beam} is row {row}, which takes no part")
+            record = members[row]
+            if record.num_committed < len(record.tokens):
+                raise ValueError(
+                    f"reorder refused: row {row} has {len(record.tokens)} tokens, {record.num_committed} are committed"
+                )
+        leaving = [members[row] for row in sorted(members) if row not in origins]
+        num_children = len(origins) - len(set(origins))
+        empty = self.max_seqs - len(self) + len(leaving)
+        if num_children > empty:
+            raise ValueError(f"reorder refused: {num_children} children need rows, but {empty} are empty")
+
+        beams: list[Record] = []
+        children: list[Sequence | None] = []
+        for row in origins:
+            parent = members[row]
+            child = self._pager._fork(parent) if parent in beams else None
+            beams.append(parent if child is None else child._record)
+            children.append(child)
+        for record in leaving:
+            self._pager._release(record)
+        for child in children:
+            if child is not None:
+                self._rows.enter(child._record)
+        for record, token in zip(beams, following, strict=True):
+            record.tokens.append(token)
+        places = [self._rows.records.index(record) for record in beams]
+        return np.array(places, dtype=np.int32), children
+
     # Steps.
 
     @property
@@ -192,7 +237,7 @@ class Batch:
             )
             record.tokens.extend(want.tokens)
             record.open_rows.append(row)
-        step = OpenStep(self._rows.next_step, planned, queued)
+        step = OpenStep(self._rows.next_step, self._pager._next_launch(), planned, queued)
         step.arrays = self._arrays(planned, step.copies())
         self._rows.steps.append(step)
         self._rows.next_step += 1
@@ -231,6 +276,21 @@ class Batch:
         if hasattr(self, "_rows"):
             # No pager call here: the collector may run in the middle of one.
             self._pager._dropped.append(self._rows)
+
+    def _members(self, rows: list[int] | None) -> dict[int, Record]:
+        """The sequences that take part in a reorder, by row."""
+        records = self._rows.records
+        if rows is None:
+            return {row: record for row, record in enumerate(records) if record is not None}
+        members: dict[int, Record] = {}
+        for row in rows:
+            record = records[row] if 0 <= row < len(records) else None
+            if record is None:
+                raise ValueError(f"reorder refused: row {row} is empty")
+            if row in members:
+                raise ValueError(f"reorder refused: row {row} is named twice")
+            members[row] = record
+        return members
 
     # What a step wants.
 

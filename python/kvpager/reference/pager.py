@@ -76,6 +76,9 @@ class Pager:
         self._next_id = 0
         self._batches: dict[int, Rows] = {}
         self._next_batch = 0
+        # Steps, and answers of take_copies that are not empty, are numbered in the order in which they were given out.
+        self._launches = 0
+        self._last_launched = 0  # the newest one that cannot be cancelled any more
         # Handles that the garbage collector took. Appending is one atomic step, so a destructor needs no lock.
         self._dropped: deque[Record | Rows] = deque()
 
@@ -176,6 +179,8 @@ class Pager:
         """The copies to run before the next kernel, (source, target) a row."""
         self._drain()
         pairs = self._pool.take_copies()
+        if pairs:
+            self._last_launched = self._next_launch()
         return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
     def reset(self, identity: bytes | None = None) -> None:
@@ -244,6 +249,14 @@ class Pager:
             else:
                 self._release(dropped)
                 self._counters.dropped_handles += 1
+
+    def _next_launch(self) -> int:
+        self._launches += 1
+        return self._launches
+
+    def _last_given(self) -> int:
+        """The newest step or answer of ``take_copies`` that was not cancelled."""
+        return max([self._last_launched, *(step.launch for rows in self._batches.values() for step in rows.steps)])
 
     def _room(self) -> int:
         return len(self._pool.free) + len(self._policy)

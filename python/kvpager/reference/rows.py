@@ -47,6 +47,7 @@ class OpenStep:
     """One step: for each row of the batch its positions, or None where the row is left out."""
 
     id: int
+    launch: int  # counts what the pager handed out, over all its batches
     rows: list[OpenRow | None]
     queued: list[Copy]
     state: str = "open"

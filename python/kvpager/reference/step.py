@@ -135,6 +135,7 @@ class Step:
             if following[number] == PLACEHOLDER and row.stop < len(tokens) and tokens[row.stop] == PLACEHOLDER:
                 raise ValueError(f"row {number} needs a next token: a later step has a placeholder for it")
         del rows.steps[0]
+        pager._last_launched = max(pager._last_launched, self._step.launch)
         applied = self._step.commit(pager._pool, following, accepted)
         return np.array(applied, dtype=np.bool_)
 
@@ -143,6 +144,11 @@ class Step:
         pager, rows = self._batch._pager, self._batch._rows
         pager._drain()
         self._in_order("cancel", "newest", -1)
+        if pager._last_given() > self._step.launch:
+            raise StepError(
+                f"cancel refused: since step {self.id} was planned, another batch has planned a step or take_copies has"
+                " handed out copies, which may read what the copies of this one bring"
+            )
         rows.next_step -= 1
         rows.steps.pop().cancel(pager._pool)
 
