@@ -328,7 +328,10 @@ class Swarm:
             self.twins.admit(self.tokens(), self.namespace(), self.draw.random() < 0.1, self.form(), self.some("admit"))
 
     def match(self) -> None:
-        self.twins.peek("match", self.tokens(), form=self.form(), namespace=self.namespace())
+        tokens, namespace = self.tokens(), self.namespace()
+        found = self.twins.peek("match", tokens, form=self.form(), namespace=namespace)
+        if found[0] == "answer" and self.twins.reference.match(tokens, namespace=namespace).computing:
+            self.twins.change("pager", self.some("admit"), tokens, namespace=namespace, wait=True)
 
     def forget(self) -> None:
         tokens = self.tokens()

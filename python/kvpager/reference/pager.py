@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from typing import TypeVar, final
+from typing import Literal, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks
-from ..types import Namespace, PrefixMatch, Stats, Tokens
+from ..types import Computing, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
-from .index import Index, Node, post_order
+from .index import Index, Node, inside_run, post_order, run_start
 from .inputs import as_bool, as_fraction, as_integer, as_prompt, as_tokens, encode_namespace, shown
 from .policy import POLICIES
 from .pool import Counters, Pool
@@ -101,11 +101,24 @@ class Pager:
 
     # Admission.
 
-    def admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> Sequence:
+    @overload
+    def admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: Literal[False] = False
+    ) -> Sequence: ...
+    @overload
+    def admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool
+    ) -> Sequence | Computing: ...
+
+    def admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool = False
+    ) -> Sequence | Computing:
         """Start a sequence: take what is cached of its prompt, and blocks for the rest; all or nothing."""
         self._drain()
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
         record = Record(self._next_id, tokens, namespace, key, as_bool("pin", pin))
+        if as_bool("wait", wait) and (computing := self._computing(record)):
+            return computing
         path = self._admissible(record)
         record.take_path(self._pool, path, num_blocks(len(tokens), self.block_size))
         for node in path:
@@ -114,12 +127,24 @@ class Pager:
         self._counters.admitted_sequences += 1
         self._counters.queried_tokens += len(tokens)
         self._counters.hit_tokens += record.num_cached
+        record.announce(self._pool)
         return self._register(record)
 
-    def try_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> Sequence | None:
+    @overload
+    def try_admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: Literal[False] = False
+    ) -> Sequence | None: ...
+    @overload
+    def try_admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool
+    ) -> Sequence | Computing | None: ...
+
+    def try_admit(
+        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool = False
+    ) -> Sequence | Computing | None:
         """``admit``, or None where that raises OutOfBlocks. A prompt that never fits still raises."""
         try:
-            return self.admit(prompt, namespace=namespace, pin=pin)
+            return self.admit(prompt, namespace=namespace, pin=pin, wait=wait)
         except OutOfBlocks:
             return None
 
@@ -136,8 +161,9 @@ class Pager:
     def match(self, prompt: Tokens, *, namespace: Namespace = b"") -> PrefixMatch:
         """What an admit would hit now. Changes nothing, not even recency."""
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
-        hit = len(self._index.match(key, tokens))
-        return PrefixMatch(hit * self.block_size, hit)
+        path = self._index.match(key, tokens)
+        computing = self._computing_behind(key, path, tokens)
+        return PrefixMatch(len(path) * self.block_size, len(path), computing)
 
     def batch(
         self,
@@ -285,6 +311,7 @@ class Pager:
         record.take_path(self._pool, path, num_blocks(len(record.tokens), self.block_size))
         record.state = "running"
         record.publishes = True
+        record.announce(self._pool)
         self._counters.recomputed_tokens += max(0, record.committed_at_preempt - record.num_cached)
 
     def _fork(self, record: Record) -> Sequence:
@@ -323,6 +350,33 @@ class Pager:
         if needed + reserve > free + evictable and self._others_run(record):
             raise OutOfBlocks(needed + reserve, free, evictable, self.num_blocks, reserve=reserve)
         return path
+
+    def _computing(self, record: Record) -> Computing | None:
+        """Who computes what the record's tokens want, if they can ever fit."""
+        try:
+            self._find(record)
+        except OutOfBlocks:
+            pass
+        except NeverFits:
+            self._counters.refused_calls += 1
+            raise
+        return self._computing_behind(record.key, self._index.match(record.key, record.tokens), record.tokens)
+
+    def _computing_behind(self, key: bytes, path: list[Node], tokens: list[int]) -> Computing | None:
+        number, size = len(path), self.block_size
+        limit = (len(tokens) - 1) // size
+        block = tokens[number * size : (number + 1) * size]
+        for record in self._pool.announced:
+            if number >= limit or not record.computes(self._pool, key, path, block):
+                continue
+            stop = number
+            while stop < limit and record.tokens[stop * size :][:size] == tokens[stop * size :][:size]:
+                stop += 1
+            while stop > number and inside_run(tokens, stop * size):
+                stop = run_start(tokens, stop * size) // size
+            if stop > number:
+                return Computing(record.id, stop * size)
+        return None
 
     def _others_run(self, record: Record) -> bool:
         return any(

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .index import Index, Node
 from .policy import Policy
+
+if TYPE_CHECKING:
+    from .record import Record
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class Pool:
         self.reads = [0] * num_blocks
         self.nodes: list[Node | None] = [None] * num_blocks
         self.copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
+        self.announced: list[Record] = []  # those that have announced a block, and perhaps some that no longer do
         self.given: dict[int, Copy] = {}  # target -> the copy of an open step, until that target is freed
 
     def hold(self, block: int) -> None:

@@ -23,6 +23,7 @@ class Record:
 
     __slots__ = (
         "committed_at_preempt",
+        "computing",
         "home",
         "id",
         "key",
@@ -51,6 +52,7 @@ class Record:
         self.num_committed = 0
         self.publishes = True
         self.committed_at_preempt = 0
+        self.computing = False  # whether it has announced the block behind its path
         self.home: Rows | None = None  # the batch that has a row for it
         self.open_rows: list[OpenRow] = []  # the rows of open steps that name it, oldest first
 
@@ -81,6 +83,7 @@ class Record:
 
     def let_go(self, pool: Pool) -> None:
         """Leave steps and batch, and drop every hold, the table before the path."""
+        self.computing = False
         self._void_rows(0)
         if self.home is not None:
             self.home.leave(self)
@@ -109,6 +112,7 @@ class Record:
 
     def truncate(self, pool: Pool, num_tokens: int) -> None:
         """Cut table, path and positions. An indexed block that is cut in two stays in the table as a shared partial."""
+        self.computing = False
         self._void_rows(num_tokens)
         kept = num_blocks(num_tokens, pool.index.block_size)
         full = num_tokens // pool.index.block_size
@@ -175,8 +179,31 @@ class Record:
             return
         full_before = self.num_committed // pool.index.block_size
         self.num_committed = end
-        if pool.prefix_cache and end // pool.index.block_size > full_before:
-            self.publish(pool)
+        if end // pool.index.block_size > full_before:
+            self.computing = False
+            if pool.prefix_cache:
+                self.publish(pool)
+            self.announce(pool)
+
+    def announce(self, pool: Pool) -> None:
+        """Announce the block behind the path, if it is to be computed and no other record has announced it."""
+        pool.announced = [record for record in pool.announced if record.computing]
+        number, size = len(self.path), pool.index.block_size
+        block = self.tokens[number * size : (number + 1) * size]
+        if not (pool.prefix_cache and self.publishes) or len(block) < size or PLACEHOLDER in block:
+            return
+        if self.num_committed < (number + 1) * size and not any(
+            other.computes(pool, self.key, self.path, block) for other in pool.announced
+        ):
+            self.computing = True
+            pool.announced.append(self)
+
+    def computes(self, pool: Pool, key: bytes, path: list[Node], block: list[int]) -> bool:
+        """Whether this record has announced ``block`` behind ``path``."""
+        number, size = len(path), pool.index.block_size
+        same_path = self.path[-1:] == path[-1:] and len(self.path) == number
+        own = self.tokens[number * size : (number + 1) * size]
+        return self.computing and self.publishes and self.key == key and same_path and own == block
 
     def learn(self, position: int, token: int) -> None:
         """A committed step found the token of this position, if it is not known from elsewhere."""
@@ -200,6 +227,7 @@ class Record:
                 pool.drop(self.table.pop())
 
     def _cut_tokens(self, num_tokens: int) -> None:
+        self.computing = False
         del self.tokens[num_tokens:]
         self._void_rows(num_tokens)
 

@@ -214,8 +214,8 @@ impl PyPager {
         pin: Given<'py>,
         wait: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
         let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
+        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
         let started =
             self.shared.change_with(py, &tokens, |pager, tokens| start(pager, tokens, &namespace, pin, wait))?;
         self.started(py, started)
@@ -235,11 +235,11 @@ impl PyPager {
         pin: Given<'py>,
         wait: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
         let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
-        let started = self.shared.change_with(py, &tokens, |pager, tokens| {
-            none_if_full(start(pager, tokens, &namespace, pin, wait))
-        })?;
+        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
+        let started = self
+            .shared
+            .change_with(py, &tokens, |pager, tokens| none_if_full(start(pager, tokens, &namespace, pin, wait)))?;
         started.map(|started| self.started(py, started)).transpose()
     }
 

@@ -69,9 +69,8 @@ impl Pager {
         }
         let key = (sequence.end, self.index.hash(sequence.end, block));
         let others = self.announced.entry(key).or_default();
-        let is_same = |other: &Handle| {
-            self.sequences.get(*other).is_some_and(|other| other.tail.block(0, block_size) == block)
-        };
+        let is_same =
+            |other: &Handle| self.sequences.get(*other).is_some_and(|other| other.tail.block(0, block_size) == block);
         if !others.iter().any(is_same) {
             others.push(Handle { slot: sequence.slot, serial: sequence.serial });
             sequence.announced = Some(key);

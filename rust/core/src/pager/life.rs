@@ -84,7 +84,16 @@ impl Pager {
             tail.truncate(len - parent.path_blocks * block_size, block_size);
         }
         // What is forked from a held prefix runs.
-        Ok(Box::new(Sequence { table, tail, len, pinned: false, lost_tokens: 0, seat: Seat::None, announced: None, ..*parent }))
+        Ok(Box::new(Sequence {
+            table,
+            tail,
+            len,
+            pinned: false,
+            lost_tokens: 0,
+            seat: Seat::None,
+            announced: None,
+            ..*parent
+        }))
     }
 
     /// Keeps the first `len` tokens.

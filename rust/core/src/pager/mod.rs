@@ -33,8 +33,8 @@ use crate::slab::Slab;
 use crate::stats::Counters;
 
 pub use admit::PrefixMatch;
-pub use computing::Computing;
 pub(crate) use admit::check_tokens;
+pub use computing::Computing;
 pub use life::FORK_MAX;
 pub use step::Counts;
 pub use step_end::Outcome;

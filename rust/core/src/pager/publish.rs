@@ -85,7 +85,12 @@ impl Pager {
     /// node longer. (The usual commit of a full block, with as few looks into memory as it takes.)
     pub(super) fn publish_block(&mut self, sequence: &mut Sequence, tokens: &[Token]) -> bool {
         let (block_size, at) = (self.config.block_size, sequence.path_blocks);
-        if tokens.len() != block_size || sequence.has_content || sequence.is_silent || !sequence.tail.is_empty() || sequence.announced.is_some() {
+        if tokens.len() != block_size
+            || sequence.has_content
+            || sequence.is_silent
+            || !sequence.tail.is_empty()
+            || sequence.announced.is_some()
+        {
             return false;
         }
         if !self.index.is_live(sequence.end) || self.room_to_grow(sequence.end).is_none() {
