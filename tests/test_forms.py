@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from implementations import IMPLEMENTATIONS
 
 import kvpager
 from kvpager import forms
@@ -11,34 +14,38 @@ from kvpager import forms
 BLOCK_SIZE = 4
 
 
-def scene(seed: int) -> tuple[kvpager.Batch, kvpager.Step, list[kvpager.Sequence | None]]:
+def scene(implementation: Any, seed: int) -> tuple[Any, Any, list[Any]]:
     """A step of rows of many lengths: prefill, decode, left out, empty, with scattered blocks."""
     draw = np.random.default_rng(seed)
-    pager = kvpager.Pager(400, BLOCK_SIZE, seed=1)
+    pager = implementation(400, BLOCK_SIZE, seed=1)
     others = [pager.admit(draw.integers(0, 9, int(draw.integers(1, 30)))) for _ in range(20)]
     for other in others[::2]:
         other.release()
     batch = pager.batch(12, 16, 200)
-    rows: list[kvpager.Sequence | None] = []
+    rows: list[Any] = []
     for length in (1, 3, 4, 5, 8, 17, 30, 2):
         sequence = pager.admit(draw.integers(10, 99, length))
         batch.add(sequence)
         rows.append(sequence)
-    gone = rows[4]
-    assert gone is not None
-    gone.release()
+    rows[4].release()
     rows[4] = None
     for other in others[1::2]:
         other.release()
     return batch, batch.step([1, 2, 4, 0, 0, 17, 12, 2]), rows
 
 
-@pytest.fixture(params=range(5))
+@pytest.fixture(params=[(name, seed) for name in IMPLEMENTATIONS for seed in range(4)], ids=str)
 def planned(request):
-    return scene(request.param)
+    name, seed = request.param
+    return scene(IMPLEMENTATIONS[name], seed)
 
 
-def slot(sequence: kvpager.Sequence, position: int) -> int:
+@pytest.fixture(params=range(4))
+def planned_by_the_core(request):
+    return scene(kvpager.Pager, request.param)
+
+
+def slot(sequence: Any, position: int) -> int:
     return int(sequence.block_ids[position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
 
 
@@ -90,8 +97,8 @@ def test_tokens(planned):
     assert form.kv_indptr[-1] == len(indices)
 
 
-def test_ragged(planned):
-    batch, step, rows = planned
+def test_ragged(planned_by_the_core):
+    batch, step, rows = planned_by_the_core
     form = forms.ragged(batch, step)
     assert form.num_seqs.tolist() == [8]
     assert (form.kv_lens.shape, form.page_indices.shape, form.cu_q_lens.shape) == ((12,), (12, 16), (13,))
@@ -121,8 +128,8 @@ def test_a_step_that_is_over_has_no_form(planned, form):
         form(step)
 
 
-def test_lengths_that_somebody_wrote_over_are_refused(planned):
-    batch, step, _rows = planned
+def test_lengths_that_somebody_wrote_over_are_refused(planned_by_the_core):
+    batch, step, _rows = planned_by_the_core
     batch.seq_lens[step.buffer, 0] = 1 << 30
     for form in (forms.flashinfer, forms.tokens):
         with pytest.raises(ValueError, match=r"seq_lens\[0\] is 1073741824"):

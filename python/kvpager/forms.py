@@ -19,12 +19,17 @@ or slots (``block_id * block_size + offset``). Views are valid while the step is
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._core import Batch, Step
+
+if TYPE_CHECKING:
+    from . import reference
+
+    AnyStep = Step | reference.Step
 
 __all__ = ["Dense", "FlashInfer", "Ragged", "Tokens", "dense", "flashinfer", "ragged", "tokens"]
 
@@ -81,18 +86,18 @@ class Ragged(NamedTuple):
     """[1]: rows."""
 
 
-def dense(step: Step) -> Dense:
+def dense(step: AnyStep) -> Dense:
     """Tables as they are. Raises StepError unless the step is open."""
     return Dense(step.block_tables, step.seq_lens, step.slot_mapping, step.query_start_loc)
 
 
-def flashinfer(step: Step) -> FlashInfer:
+def flashinfer(step: AnyStep) -> FlashInfer:
     """Pages one behind the other. Raises StepError unless the step is open."""
     indptr, indices, last_page_len = step.pages()
     return FlashInfer(step.query_start_loc, indptr, indices, last_page_len)
 
 
-def tokens(step: Step) -> Tokens:
+def tokens(step: AnyStep) -> Tokens:
     """Slots, one for each token. Raises StepError unless the step is open, ValueError where a slot is beyond int32."""
     indptr, indices = step.slots()
     return Tokens(indptr, indices, step.token_table(), step.slot_mapping)

@@ -71,12 +71,16 @@ def _warm_heap() -> None:
 
 
 def floors(seconds: float = 0.5, seed: int = 0) -> dict[str, float]:
-    """Nanoseconds for the int32 tokens of a 128k prompt: to compare them once, and to copy them once."""
+    """Nanoseconds for the int32 tokens of a 128k prompt: to compare them once, and to copy them once. And to copy the
+    block ids of 1,024 rows of 512 blocks."""
     tokens = np.random.default_rng(seed).integers(0, 32_000, TOKENS_128K, dtype=np.int32)
     # Equality of two bytes objects is one memcmp; numpy's own comparison writes a result array and is slower.
     left, right = tokens.tobytes(), tokens.tobytes()
+    pages = np.zeros(1024 * 512, np.int32)
+    other_pages = np.zeros_like(pages)
     target = np.empty_like(tokens)
     return {
         "memcmp_128k": best_ns(Operation(lambda _: left == right), seconds),
         "memcpy_128k": best_ns(Operation(lambda _: np.copyto(target, tokens)), seconds),
+        "memcpy_pages": best_ns(Operation(lambda _: np.copyto(other_pages, pages)), seconds),
     }

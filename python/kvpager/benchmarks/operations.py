@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..replay.columns import ReplayColumns
+from . import batches
 from .measure import TOKENS_128K, Operation
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Subject:
     pager_class: Any
     replay_class: Any
     settings: Settings = field(default_factory=Settings)
+    _rows: dict[tuple[int, bool], batches.Rows] = field(default_factory=dict, init=False)
 
     @classmethod
     def core(cls, settings: Settings | None = None) -> Subject:
@@ -134,6 +136,18 @@ class Subject:
         for prompt in prompts:
             self.cache_prompt(pager, prompt)
         return pager, prompts
+
+    @cached_property
+    def batch_pool(self) -> AnyPager:
+        """A pool for batches, whose sequences stay."""
+        return self.scattered(self.settings.num_blocks)
+
+    def rows(self, num_rows: int, *, take_turns: bool) -> batches.Rows:
+        """A batch of so many rows, built once."""
+        key = (num_rows, take_turns)
+        if key not in self._rows:
+            self._rows[key] = batches.Rows(self, num_rows, take_turns=take_turns)
+        return self._rows[key]
 
     @cached_property
     def flat_small(self) -> tuple[AnyPager, list[NDArray[np.int32]]]:
@@ -309,6 +323,17 @@ OPERATIONS: dict[str, Callable[[Subject], Operation]] = {
     "match_1k_large": lambda s: _flat_match(s.flat_large),
     "admit_1k_small": lambda s: _flat_admit(s.flat_small),
     "admit_1k_large": lambda s: _flat_admit(s.flat_large),
+    "step_256": batches.step(256, crosses=False),
+    "step_1024": batches.step(1024, crosses=False),
+    "step_usual_256": batches.usual_step(256),
+    "step_usual_1024": batches.usual_step(1024),
+    "step_cross_256": batches.step(256, crosses=True),
+    "step_cross_1024": batches.step(1024, crosses=True),
+    "commit_usual_1024": batches.usual_commit(1024),
+    "drafts_256": batches.drafts(256),
+    "mixed_64": batches.mixed(64, 4),
+    "beams_64": batches.beams(64),
+    "pages_1024": batches.pages(1024),
     "construct": _construct,
     "replay": _replay,
 }

@@ -113,6 +113,38 @@ class Step:
         rows = [row for row in self._step.rows if row is not None]
         return np.array([token for row in rows for token in _tokens(row)], dtype=np.int32)
 
+    # What other kernels read.
+
+    def pages(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Each row's blocks, one behind the other: where rows start, the blocks, tokens in each row's last."""
+        size = self._batch._pager.block_size
+        tables = [table[: -(-length // size)] for length, table in self._rows()]
+        last = [(length - 1) % size + 1 if length > 0 else 0 for length, _ in self._rows()]
+        return _starts(tables), _flat(tables), np.array(last, dtype=np.int32)
+
+    def slots(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The slot of each position of each row, one behind the other: where rows start, the slots."""
+        slots = self._slots()
+        return _starts(slots), _flat(slots)
+
+    def token_table(self) -> npt.NDArray[np.int32]:
+        """The slot of each position of each row, 0 behind a row's last."""
+        slots = self._slots()
+        width = max(map(len, slots), default=0)
+        return np.array([row + [0] * (width - len(row)) for row in slots], dtype=np.int32).reshape(-1, width)
+
+    def _rows(self) -> list[tuple[int, list[int]]]:
+        arrays = self._arrays("form")
+        lengths = [max(0, length) for length in arrays.seq_lens.tolist()]
+        return list(zip(lengths, arrays.block_tables.tolist(), strict=True))
+
+    def _slots(self) -> list[list[int]]:
+        size = self._batch._pager.block_size
+        return [
+            [table[position // size] * size + position % size for position in range(length)]
+            for length, table in self._rows()
+        ]
+
     # The end.
 
     def commit(self, next_tokens: Tokens | None = None, num_accepted: Tokens | None = None) -> npt.NDArray[np.bool_]:
@@ -174,3 +206,11 @@ class Step:
 
 def _tokens(row: OpenRow) -> list[int]:
     return [PLACEHOLDER] * (row.stop - row.start) if row.void else row.record.tokens[row.start : row.stop]
+
+
+def _starts(rows: list[list[int]]) -> npt.NDArray[np.int32]:
+    return np.cumsum([0, *map(len, rows)], dtype=np.int32)
+
+
+def _flat(rows: list[list[int]]) -> npt.NDArray[np.int32]:
+    return np.array([value for row in rows for value in row], dtype=np.int32)
