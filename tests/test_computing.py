@@ -72,6 +72,8 @@ def test_who_goes_away_frees_the_waiters(implementation, end):
     assert waits(pager, PROMPT) == (first.id, 8)
     if end == "truncate":
         first.truncate(9)
+        assert waits(pager, PROMPT) == (first.id, 8), "that is still there"
+        first.truncate(3)
     elif end == "drop":
         del first
         pager.take_copies()

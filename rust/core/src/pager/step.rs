@@ -60,6 +60,16 @@ pub enum Ahead<'a> {
     Blocks,
 }
 
+impl<'a> Ahead<'a> {
+    /// The tokens that a row adds.
+    fn tokens(self, row: &Slow) -> &'a [i32] {
+        match self {
+            Self::Given(tokens) => &tokens[row.tokens_at as usize..][..row.added as usize],
+            _ => &[-1][..row.added as usize],
+        }
+    }
+}
+
 impl Pager {
     /// Plans positions of each row and fills the arrays of the step's buffer. Answers the step's number.
     ///
@@ -206,8 +216,17 @@ impl Pager {
         batch.shared.clear();
         let mut needed = 0;
         for row in slow {
-            let start = batch.rows[row.row as usize].planned as usize;
-            let stop = start + row.num as usize;
+            let state = &batch.rows[row.row as usize];
+            let (start, stop) = (state.planned as usize, (state.planned + row.num) as usize);
+            if fits(state, row.num) || row.num == 0 {
+                continue;
+            }
+            if state.planned == state.table_end {
+                // All of it lies behind the table: no need to look at that.
+                row.needed = ((stop - start).div_ceil(block_size)) as u32;
+                needed += row.needed as usize;
+                continue;
+            }
             let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get(handle)) else {
                 continue;
             };
@@ -332,6 +351,9 @@ impl Pager {
         batch.taken.try_reserve(needed)?;
         batch.own_copies.try_reserve(needed)?;
         for row in &batch.slow {
+            if fits(&batch.rows[row.row as usize], row.num) {
+                continue;
+            }
             let Some(sequence) = batch.sequences[row.row as usize].and_then(|handle| self.sequences.get_mut(handle))
             else {
                 continue;
@@ -360,7 +382,6 @@ impl Pager {
         let mut plan = std::mem::replace(&mut batch.plans[buffer], Plan::none());
         self.take(needed, &mut taken);
 
-        self.touch(|nth| batch.sequences[slow[nth].row as usize], slow.len());
         let (mut at, mut next_block, mut at_token) = (0, 0, 0);
         arrays.query_start_loc[0] = 0;
         for row in &slow {
@@ -368,6 +389,8 @@ impl Pager {
             at_token = plan_usual(batch, &mut plan, counts, at..stop, at_token, arrays);
             let planned = if row.num == 0 {
                 Planned { end: self.planned_in_row(batch, stop), ..Planned::NOTHING }
+            } else if fits(&batch.rows[stop], row.num) {
+                plan_within(batch, row, ahead, at_token, arrays)
             } else {
                 self.with_row(batch, stop, |pager, batch, sequence| {
                     let blocks = &taken[next_block..];
@@ -445,13 +468,14 @@ impl Pager {
         let mut planned =
             Planned { end: start + slow.num, num: slow.num, drafts: 0, has_placeholder: false, is_named: true };
         if slow.added > 0 {
-            let tokens = match ahead {
-                Ahead::Given(tokens) => &tokens[slow.tokens_at as usize..][..slow.added as usize],
-                _ => &[-1],
-            };
+            let tokens = ahead.tokens(slow);
             planned.has_placeholder = tokens[0] == -1;
             planned.drafts = slow.added - u32::from(planned.has_placeholder);
-            self.add_tokens(batch, at, sequence, tokens);
+            // The row is cold then, and looked at again below.
+            flush(batch, at, sequence, self.config.block_size);
+            for token in tokens {
+                append_reserved(sequence, &[token.cast_unsigned()], self.config.block_size);
+            }
         }
         let row = &mut batch.rows[at];
         row.planned = planned.end;
@@ -467,26 +491,6 @@ impl Pager {
             }
         }
         (planned, used)
-    }
-
-    /// Adds tokens to a row's sequence: they wait in the row if there is room.
-    fn add_tokens(&self, batch: &mut Batch, at: usize, sequence: &mut Sequence, tokens: &[i32]) {
-        let row = &mut batch.rows[at];
-        let waiting = (row.len - row.flushed) as usize;
-        let words = tokens.iter().map(|token| token.cast_unsigned());
-        if !row.is_cold() && row.len + tokens.len() as u32 <= row.limit {
-            let pending = &mut batch.pending[at * PENDING_MAX + waiting..][..tokens.len()];
-            for (place, word) in pending.iter_mut().zip(words) {
-                *place = word;
-            }
-            row.len += tokens.len() as u32;
-            return;
-        }
-        // The row is cold then, and looked at again below.
-        flush(batch, at, sequence, self.config.block_size);
-        for word in words {
-            append_reserved(sequence, &[word], self.config.block_size);
-        }
     }
 
     /// Makes the row's positions writable with the first of the blocks, its `needed` or (as the last holder of a shared
@@ -541,24 +545,16 @@ impl Pager {
     /// Brings the buffer's tables up to date, and notes what changed since the last step.
     fn write_tables(&mut self, batch: &mut Batch, buffer: usize, arrays: &mut Arrays<'_>) {
         let columns = batch.shape.max_blocks;
-        let entries = |pager: &Self, handle: Option<Handle>| {
-            handle
-                .and_then(|handle| pager.sequences.get(handle))
-                .map_or(0, |sequence| sequence.table.len().min(columns))
-        };
         let mut patches = std::mem::take(&mut batch.patches[buffer]);
         for &(at, from) in &patches {
             // A row that has gone needs its columns blank only if another one comes, which patches it again.
             let (row, from) = (at as usize, from as usize);
             let out = &mut arrays.block_tables[row * columns..(row + 1) * columns];
             let handle = batch.sequences.get(row).copied().flatten();
-            let len = entries(self, handle);
-            if from < len
-                && let Some(sequence) = handle.and_then(|handle| self.sequences.get(handle))
-            {
-                for (place, &block) in out[from..len].iter_mut().zip(&sequence.table[from..len]) {
-                    *place = block.cast_signed();
-                }
+            let table = handle.and_then(|handle| self.sequences.get(handle)).map_or(&[][..], |sequence| &sequence.table);
+            let len = table.len().min(columns);
+            for (place, &block) in out[..len].iter_mut().zip(&table[..len]).skip(from) {
+                *place = block.cast_signed();
             }
             let written = &mut batch.written[buffer].columns[row];
             if len < *written as usize {
@@ -573,7 +569,7 @@ impl Pager {
         let mut changed = std::mem::take(&mut batch.patches[last]);
         compact(&mut changed);
         for &(at, from) in &changed {
-            let len = entries(self, batch.sequences.get(at as usize).copied().flatten()) as u32;
+            let len = batch.written[buffer].columns[at as usize];
             if from < len {
                 batch.plans[buffer].updates.push((at, from, len));
             }
@@ -597,6 +593,32 @@ impl Pager {
         self.sequences.put_back(handle, sequence);
         result
     }
+}
+
+/// Do a warm row's next positions lie in the block that it may write as it is?
+const fn fits(row: &Row, num: u32) -> bool {
+    !row.is_cold() && row.planned + num <= row.limit
+}
+
+/// Plans a row that takes tokens which the sequence did not have, and no block: they wait in the row.
+fn plan_within(batch: &mut Batch, slow: &Slow, ahead: Ahead<'_>, at_token: usize, arrays: &mut Arrays<'_>) -> Planned {
+    let at = slow.row as usize;
+    let row = &mut batch.rows[at];
+    for nth in 0..slow.num {
+        let (place, position) = (at_token + nth as usize, row.planned + nth);
+        arrays.positions[place] = position.cast_signed();
+        arrays.slot_mapping[place] = row.slot_base + i64::from(position);
+    }
+    let tokens = ahead.tokens(slow);
+    let waiting = (row.len - row.flushed) as usize;
+    for (place, token) in batch.pending[at * PENDING_MAX + waiting..].iter_mut().zip(tokens) {
+        *place = token.cast_unsigned();
+    }
+    row.planned += slow.num;
+    row.len += tokens.len() as u32;
+    let has_placeholder = tokens.first() == Some(&-1);
+    let drafts = slow.added - u32::from(has_placeholder);
+    Planned { end: row.planned, num: slow.num, drafts, has_placeholder, is_named: true }
 }
 
 /// Plans rows of the usual path; answers where the next row's positions start.

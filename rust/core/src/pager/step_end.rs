@@ -273,6 +273,11 @@ impl Pager {
             )));
         }
         let end = planned.end;
+        if let (Some(accepted), Place::Row(at)) = (outcome.num_accepted, places.of(nth))
+            && is_within(batch, at, planned, planned.drafts - accepted[nth].cast_unsigned())
+        {
+            return Ok(());
+        }
         let (handle, row) = match places.of(nth) {
             Place::Row(at) => (batch.sequences[at], Some(at).filter(|&at| !batch.rows[at].is_cold())),
             Place::Left(handle) => (Some(handle), None),
@@ -559,17 +564,21 @@ fn put_token(row: &mut Row, pending: &mut [Token], end: u32, token: i32) {
     }
 }
 
+/// Does the commit of a row with drafts touch nothing but the row?
+fn is_within(batch: &Batch, at: usize, planned: &Planned, rejected: u32) -> bool {
+    let Some(row) = batch.rows.get(at) else { return false };
+    let end = planned.end - rejected;
+    is_usual(row, end)
+        && row.len == planned.end
+        && (rejected == 0 || (batch.num_open() == 1 && end + batch.block_size > row.table_end))
+}
+
 /// Commits a row with drafts, if they wait in the row and leave the table as it is.
 fn commit_drafts(batch: &mut Batch, at: usize, planned: &Planned, rejected: u32, token: i32) -> bool {
-    let row = &batch.rows[at];
-    let (end, block_size) = (planned.end - rejected, batch.block_size);
-    let is_plain = rejected <= planned.drafts
-        && is_usual(row, end)
-        && row.len == planned.end
-        && (rejected == 0 || (batch.num_open() == 1 && end + block_size > row.table_end));
-    if !is_plain {
+    if !is_within(batch, at, planned, rejected) {
         return false;
     }
+    let end = planned.end - rejected;
     let row = &mut batch.rows[at];
     (row.committed, row.planned, row.len) = (end, row.planned - rejected, end);
     put_token(row, &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX], end, token);
