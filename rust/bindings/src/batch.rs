@@ -412,11 +412,17 @@ impl PyBatch {
             Ok((parents, tokens, rows.map(|rows| integers::numbers(rows, "rows")).transpose()?))
         });
         let (parents, tokens, rows) = self.shared.arguments(py, arguments)?;
-        let (places, beams) =
-            self.shared.change(py, |pager| pager.reorder(self.handle, &parents, &tokens, rows.as_deref()))?;
-        let places = PyArray1::from_iter(py, places.into_iter().map(u32::cast_signed));
-        let beams = beams.into_iter().map(|beam| beam.map(|handle| PySequence::new(&self.shared, handle)));
-        Ok((places, beams.collect()))
+        let beams = self.shared.change(py, |pager| {
+            let num_rows = pager.get_batch(self.handle).map_or(0, |batch| batch.num_sequences);
+            self.shared.expect_released(num_rows)?;
+            let beams = pager.reorder(self.handle, &parents, &tokens, rows.as_deref())?;
+            self.shared.note_released(&beams.released);
+            Ok(beams)
+        })?;
+        let places = PyArray1::from_iter(py, beams.places.into_iter().map(u32::cast_signed));
+        let children =
+            beams.children.into_iter().map(|child| child.map(|handle| PySequence::new(&self.shared, handle)));
+        Ok((places, children.collect()))
     }
 
     /// The open steps, oldest first.
