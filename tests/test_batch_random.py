@@ -163,6 +163,10 @@ class BatchSwarm(Swarm):
         if self.draw.random() < 0.7:
             self.length_max = min(self.length_max, 3 * self.twins.block_size)
         self.left_out, self.drafts = self.draw.choice([(0.1, 0.3), (0.1, 0.3), (0.02, 0.05)])
+        if self.draw.random() < 0.3:
+            # A calm run: decode for long, and a single call now and then.
+            self.weights = {call: 0.2 * weight for call, weight in self.weights.items()}
+            self.weights["decode"] += 1.0
         self.blind = self.draw.choice([0.0, 0.5, 0.97])
         for _ in range(self.draw.randint(1, BATCHES_MAX)):
             self.new_batch()
