@@ -7,12 +7,15 @@
 
 use kvpager_core::Error;
 use kvpager_core::batch::{Arrays, Shape};
+use kvpager_core::memory::with_capacity;
 use numpy::npyffi::NPY_ARRAY_WRITEABLE;
 use numpy::{PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+
+use crate::errors::to_python;
 
 /// The values of a contiguous buffer, for no longer than this thread stays attached; None if it is not contiguous.
 pub fn values<'a, T: Element>(buffer: &'a PyBuffer<T>, _py: Python<'a>) -> Option<&'a [T]> {
@@ -34,10 +37,12 @@ pub fn copied<T: Element + numpy::Element + Copy>(array: &Bound<'_, PyArray1<T>>
     if !(array.is_c_contiguous() && array.is_aligned()) {
         return copied(array.call_method0("copy")?.cast()?);
     }
+    let mut copy = with_capacity(array.len()).map_err(|error| to_python(array.py(), error))?;
     // SAFETY: numpy gives a pointer to `len` initialised values in one piece, aligned, as just asked; integers are
     // valid in every bit pattern; this thread is attached, so that no other Python code changes or frees them
     // meanwhile, and the slice is gone after this line.
-    Ok(unsafe { std::slice::from_raw_parts(array.data(), array.len()) }.to_vec())
+    copy.extend_from_slice(unsafe { std::slice::from_raw_parts(array.data(), array.len()) });
+    Ok(copy)
 }
 
 /// The arrays of a batch: for each buffer one part, one behind the other.
