@@ -80,8 +80,8 @@ class Stream:
         return launch
 
     def commit(self, launch: Launch, applied: list[bool]) -> None:
-        """The oldest step was committed, and these rows were still meant."""
-        assert launch is self.open.pop(0)
+        """The oldest step of its batch was committed, and these rows were still meant."""
+        self.open.remove(launch)
         assert launch.launched
         launch.void |= {row for row, record in launch.rows.items() if record.state != "running"}
         assert {row for row, is_applied in enumerate(applied) if is_applied} == set(launch.rows) - launch.void
@@ -118,9 +118,13 @@ class Stream:
 
     # What must hold after every call.
 
-    def check(self) -> None:
+    def look(self) -> None:
+        """See which rows are void by now. Every call that may cut a sequence is followed by a look."""
         for launch in self.open:
             launch.look()
+
+    def check(self) -> None:
+        self.look()
         for launches in (False, True):
             kv = self._after(launches)
             for record in self.pager._records.values():

@@ -112,6 +112,22 @@ def test_rejected_drafts_are_cut_off(implementation, accepted):
     assert pager.check() == []
 
 
+@pytest.mark.parametrize("token", [-1, 9])
+@pytest.mark.parametrize("accepted", range(4))
+def test_rejected_drafts_are_cut_off_unseen(implementation, accepted, token):
+    """Nobody looks at the sequence before; with none accepted, the commit fills a block exactly."""
+    pager = implementation(16, 4)
+    a = admit_committed(pager, PROMPT)
+    batch = in_batch(pager, a)
+    batch.step(1, [7]).commit([8])
+    batch.step(4, [20, 21, 22]).commit([token], [accepted])
+    assert (pager.stats().active_blocks, pager.num_free_blocks) == (3 - (accepted == 0), 13 + (accepted == 0))
+    kept = [20, 21, 22][:accepted]
+    assert a.tokens.tolist() == [*PROMPT, 7, 8, *kept, *([9] if token == 9 else [])]
+    assert (a.num_committed, a.num_planned, ids(a)) == (8 + accepted, 8 + accepted, [0, 1, 2][: 2 + (accepted > 0)])
+    assert pager.check() == []
+
+
 def test_all_drafts_are_accepted_unless_told_otherwise(implementation):
     pager = implementation(16, 4)
     a = admit_committed(pager, PROMPT)

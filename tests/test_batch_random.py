@@ -18,7 +18,9 @@ from test_machine import ANY, PAIRS_MAX, PagerMachine, Swarm, open_range, swarm
 from twins import CORE_HAS_BATCHES, Outcome, Pair
 
 BATCHES_MAX = 2
+CONTENT = 2**30
 NUMBERS = st.sampled_from([0, 1, 1, 1, 2, 5])
+TOKENS = st.sampled_from([0, 0, 1, CONTENT])
 
 
 class BatchMachine(PagerMachine):
@@ -67,7 +69,7 @@ class BatchMachine(PagerMachine):
                 unknown = (
                     [PLACEHOLDER] if new and record.open_rows and data.draw(st.booleans(), label="unknown") else []
                 )
-                tokens += unknown + [data.draw(st.integers(0, 1), label="draft") for _ in range(new - len(unknown))]
+                tokens += unknown + [data.draw(TOKENS, label="draft") for _ in range(new - len(unknown))]
         if call == "try_reserve":
             self.twins.change(batch, call, counts)
             return
@@ -75,7 +77,7 @@ class BatchMachine(PagerMachine):
         self.twins.change(batch, call, counts, tokens)
 
     @precondition(has_steps)
-    @rule(pick=ANY, token=st.integers(-1, 1), share=st.none() | st.integers(0, 3))
+    @rule(pick=ANY, token=TOKENS | st.just(-1), share=st.none() | st.integers(0, 3))
     def commit_step(self, pick: int, token: int, share: int | None) -> None:
         step = self.step_of(pick)
         drafts = [0 if row is None else row.num_drafts for row in step.reference._step.rows]
@@ -92,6 +94,20 @@ class BatchMachine(PagerMachine):
     def fork_rows(self, pick: int, row: int, n: int) -> None:
         if len(self.twins.pairs) < PAIRS_MAX:
             self.twins.change(self.batch(pick), "fork", [row], n)
+
+    @rule(pick=st.integers(0, 1), data=st.data())
+    def reorder(self, pick: int, data: st.DataObject) -> None:
+        batch = self.batch(pick)
+        in_use = [row for row, record in enumerate(batch.reference._rows.records) if record is not None]
+        rows = data.draw(st.none() | st.lists(st.sampled_from(in_use or [0]), unique=True, max_size=4), label="rows")
+        beams = st.sampled_from((rows if rows is not None else in_use) or [0])
+        parents = data.draw(st.lists(beams, max_size=4), label="parents")
+        if len(self.twins.pairs) < PAIRS_MAX:
+            self.twins.change(batch, "reorder", parents, [data.draw(TOKENS, label="token") for _ in parents], rows)
+
+    @rule(blind=st.booleans())
+    def look_away(self, blind: bool) -> None:
+        self.twins.blind = blind
 
 
 def test_every_history_of_batches_agrees_with_the_reference(runs):
@@ -118,6 +134,8 @@ class BatchSwarm(Swarm):
         "cancel_step",
         "reserve",
         "fork_rows",
+        "reorder",
+        "decode",
         "drop_batch",
         "misuse",
     )
@@ -144,12 +162,19 @@ class BatchSwarm(Swarm):
             self.weights[call] *= 0.1
         if self.draw.random() < 0.7:
             self.length_max = min(self.length_max, 3 * self.twins.block_size)
+        self.left_out, self.drafts = self.draw.choice([(0.1, 0.3), (0.1, 0.3), (0.02, 0.05)])
+        if self.draw.random() < 0.3:
+            # A calm run: decode for long, and a single call now and then.
+            self.weights = {call: 0.2 * weight for call, weight in self.weights.items()}
+            self.weights["decode"] += 1.0
+        self.blind = self.draw.choice([0.0, 0.5, 0.97])
         for _ in range(self.draw.randint(1, BATCHES_MAX)):
             self.new_batch()
 
     def look(self) -> None:
         if self.stream is not None:
             self.stream.check()
+        self.twins.blind = self.draw.random() < self.blind
 
     def finish(self) -> None:
         self.stream = None  # its launches keep steps alive, and so their batches
@@ -195,7 +220,7 @@ class BatchSwarm(Swarm):
         counts, added = [], []
         chunk = self.draw.choice([1, 1, 2, 5, 50])
         for pair in self.rows_of(batch):
-            if pair is None or self.draw.random() < 0.1:
+            if pair is None or self.draw.random() < self.left_out:
                 counts.append(0)
                 added.append([])
                 continue
@@ -206,7 +231,7 @@ class BatchSwarm(Swarm):
                 added.append([])
                 continue
             new = [] if known or not record.open_rows or self.draw.random() < 0.1 else [PLACEHOLDER]
-            if self.draw.random() < 0.3:
+            if self.draw.random() < self.drafts:
                 new += self.stretch(self.draw.randint(1, 4))
             counts.append(known + len(new))
             added.append(new)
@@ -273,7 +298,9 @@ class BatchSwarm(Swarm):
         self.twins.change(self.any_batch(), "condense")
 
     def step(self) -> None:
-        batch = max(self.any_batch(), self.any_batch(), key=lambda batch: len(batch.reference))
+        self.step_batch(max(self.any_batch(), self.any_batch(), key=lambda batch: len(batch.reference)))
+
+    def step_batch(self, batch: Pair) -> None:
         if not len(batch.reference) and self.draw.random() < 0.9:
             return
         counts, added = self.counts(batch)
@@ -305,7 +332,8 @@ class BatchSwarm(Swarm):
             drafts += [0] * (self.twins.steps[-1].reference.num_rows - len(drafts))
             step = self.twins.steps[-1].reference
             handles = [pair.reference for pair in self.twins.pairs]
-            self.stream.plan(batch.reference, step, handles, drafts, [*range(self.values)])
+            values = [*range(self.values), *([CONTENT, CONTENT + 1] if self.content else [])]
+            self.stream.plan(batch.reference, step, handles, drafts, values)
         return outcome
 
     def launch(self) -> None:
@@ -313,19 +341,20 @@ class BatchSwarm(Swarm):
             self.stream.launch(self.draw.choice(self.stream.open))
 
     def commit_step(self) -> None:
-        steps = self.open_steps(self.any_batch())
+        self.commit_oldest(self.any_batch())
+
+    def commit_oldest(self, batch: Pair) -> None:
+        steps = self.open_steps(batch)
         if not steps:
             return
         step = steps[0]
         record_rows = step.reference._step.rows
         if self.stream is None:
-            following = [self.draw.randrange(-1, self.values) for _ in record_rows]
+            following = [-1 if self.draw.random() < 0.2 else self.value() for _ in record_rows]
             accepted = [0 if row is None else self.draw.randint(0, row.num_drafts) for row in record_rows]
             self.twins.change(step, "commit", following, accepted if self.draw.random() < 0.7 else None)
             return
         launch = self.find(step)
-        if launch is not self.stream.open[0]:
-            return
         self.stream.launch(launch)
         following = launch.next_tokens.copy()
         for row, open_row in enumerate(record_rows):
@@ -353,10 +382,41 @@ class BatchSwarm(Swarm):
             return
         if self.stream is None:
             self.twins.change(steps[-1], "cancel")
-        # A step of another batch that was planned since may read what the copies of this one are to bring.
-        elif (launch := self.find(steps[-1])) is self.stream.open[-1] and not launch.launched:
-            self.twins.change(steps[-1], "cancel")
-            self.stream.open.remove(launch)
+        elif not (launch := self.find(steps[-1])).launched:
+            outcome = self.twins.change(steps[-1], "cancel")
+            is_newest = launch is self.stream.open[-1]
+            assert (outcome[0] == "answer") <= is_newest, "a step of another batch may read what its copies bring"
+            if outcome[0] == "answer":
+                self.stream.open.remove(launch)
+
+    def decode(self) -> None:
+        """Steps and commits, hardly disturbed, with one more step open than need be, or none."""
+        batch = max(self.any_batch(), self.any_batch(), key=lambda batch: len(batch.reference))
+        depth = min(self.draw.choice([1, 2]), batch.reference.buffers)
+        for _ in range(self.draw.randint(1, 3 * min(self.twins.block_size, 8))):
+            while len(self.open_steps(batch)) >= depth:
+                self.commit_oldest(batch)
+                if self.stream is not None:
+                    self.stream.look()
+            self.step_batch(batch)
+
+    def reorder(self) -> None:
+        batch = self.any_batch()
+        if len(self.twins.pairs) >= PAIRS_MAX or (self.open_steps(batch) and self.draw.random() < 0.8):
+            return
+        rows = {row: pair for row, pair in enumerate(self.rows_of(batch)) if pair is not None}
+        for pair in rows.values():
+            committed = pair.reference.num_committed
+            if 0 < committed < len(pair.reference) and not self.open_steps(batch) and self.draw.random() < 0.7:
+                self.twins.change(pair, "truncate", committed)
+        taking = [row for row in rows if self.draw.random() < 0.8]
+        ready = [row for row in taking if rows[row].reference.num_committed == len(rows[row].reference)]
+        width = self.draw.randint(0, len(taking) + 1)
+        parents = [self.draw.choice(ready if ready and self.draw.random() < 0.98 else [0, 1]) for _ in range(width)]
+        given = None if len(taking) == len(rows) and self.draw.random() < 0.8 else taking
+        self.twins.change(batch, "reorder", parents, self.stretch(width), given, form=self.form())
+        for pair in [pair for pair in self.twins.pairs if pair.state == "released"]:
+            self.twins.drop(pair)
 
     def reserve(self) -> None:
         batch = self.any_batch()

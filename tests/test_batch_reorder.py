@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import numpy as np
 import pytest
@@ -109,6 +110,21 @@ def test_only_the_named_rows_take_part(implementation):
         [2, 2, 2, 5],
     )
     assert (ids(c), ids(sequences[1])) == ([3], [3])
+
+
+def test_who_is_released_knows_it(implementation):
+    """It is no handle that was dropped live, and to release it is a no-op, whatever the reason."""
+    pager, batch, held = three_rows(implementation)
+    batch.reorder([0], [7], [0, 1, 2])
+    held[1].release("no reason at all")
+    assert pager.stats().noop_calls == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del held[1:]
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
+    pager.take_copies()
+    assert (pager.stats().dropped_handles, pager.stats().running_sequences) == (0, 1)
 
 
 def test_who_is_released_may_have_tokens_that_are_not_committed(implementation):

@@ -474,6 +474,18 @@ def test_reserve_gives_blocks_and_no_positions(implementation):
     assert pager.check() == []
 
 
+def test_a_reservation_may_be_larger_than_a_step(implementation):
+    """Where it finds all blocks in the tables, too."""
+    pager = implementation(16, 4)
+    a, b = pager.admit([1] * 5), pager.admit([2] * 5)
+    batch = in_batch(pager, a, b, max_tokens=3)
+    with nothing_changes(pager), refuses(ValueError, "max_tokens"):
+        batch.step(2)
+    batch.reserve(2)
+    batch.reserve(2)
+    assert (ids(a), ids(b), a.num_planned) == ([0, 1], [2, 3], 0)
+
+
 def test_reserve_needs_no_buffer(implementation):
     pager = implementation(8, 4)
     a = pager.admit(PROMPT)

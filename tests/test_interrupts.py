@@ -53,12 +53,47 @@ SEQUENCE_CALLS: dict[str, Callable[[Any], Any]] = {
     "with": lambda sequence: sequence.__exit__(None, None, None),
     "state": lambda sequence: sequence.state,
 }
+# The same of a batch, and of one of its steps that is open. (The arrays are the caller's memory, and always there.)
+BATCH_CALLS: dict[str, Callable[[Any], Any]] = {
+    "new batch": lambda held: held.pager.batch(2, 2),
+    "add": lambda held: held.batch.add(held.sequence),
+    "remove": lambda held: held.batch.remove(held.sequence),
+    "row_of": lambda held: held.batch.row_of(held.sequence),
+    "condense": lambda held: held.batch.condense(),
+    "fork rows": lambda held: held.batch.fork([0], 1),
+    "reorder": lambda held: held.batch.reorder([0], [1]),
+    "step": lambda held: held.batch.step(),
+    "try_step": lambda held: held.batch.try_step(),
+    "blocks_needed": lambda held: held.batch.blocks_needed(),
+    "reserve": lambda held: held.batch.reserve(),
+    "try_reserve": lambda held: held.batch.try_reserve(),
+    "open_steps": lambda held: held.batch.open_steps,
+    "num_rows": lambda held: held.batch.num_rows,
+    "len of a batch": lambda held: len(held.batch),
+    "repr of a batch": lambda held: repr(held.batch),
+    "token_ids": lambda held: held.step.token_ids,
+    "copies": lambda held: held.step.copies,
+    "updates": lambda held: held.step.updates,
+    "cancel": lambda held: held.step.cancel(),
+    "commit a step": lambda held: held.step.commit([1]),
+}
 
 
-def answers(pager: Any, sequence: Any) -> dict[str, str]:
+class Held:
+    """A pager with a sequence in a batch that has an open step."""
+
+    def __init__(self) -> None:
+        self.pager = kvpager.Pager(8, 4)
+        self.sequence = self.pager.admit([1, 2, 3, 4, 5])
+        self.batch = self.pager.batch(2, 4)
+        self.batch.add(self.sequence)
+        self.step = self.batch.step(5)
+
+
+def answers(held: Held) -> dict[str, str]:
     """The error that each call gives, by name."""
     found = {}
-    for target, calls in ((pager, PAGER_CALLS), (sequence, SEQUENCE_CALLS)):
+    for target, calls in ((held.pager, PAGER_CALLS), (held.sequence, SEQUENCE_CALLS), (held, BATCH_CALLS)):
         for name, call in calls.items():
             try:
                 call(target)
@@ -69,7 +104,7 @@ def answers(pager: Any, sequence: Any) -> dict[str, str]:
 
 
 def every_call(answer: str) -> dict[str, str]:
-    return dict.fromkeys([*PAGER_CALLS, *SEQUENCE_CALLS], answer)
+    return dict.fromkeys([*PAGER_CALLS, *SEQUENCE_CALLS, *BATCH_CALLS], answer)
 
 
 class TestKeyboardInterrupt:
@@ -121,6 +156,74 @@ class TestKeyboardInterrupt:
         del sequence
         assert_nothing_leaked(pager)
 
+    def test_it_may_fall_anywhere_in_a_loop_of_steps(self, seed):
+        """The same for batches. What an interrupt cut off is found again: open steps, rows, dropped handles."""
+        draw = random.Random(seed)
+        pager = kvpager.Pager(40, 4)
+        batch = pager.batch(6, 12, buffers=2)
+        interrupts = steps = 0
+        armed = False
+        running: list[kvpager.Sequence] = []
+
+        def turn() -> None:
+            nonlocal steps
+            pager.take_copies()
+            while len(running) < 6 and (sequence := pager.try_admit([draw.randrange(2) for _ in range(9)])):
+                running.append(sequence)
+            for sequence in running:
+                if batch.row_of(sequence) is None and len(batch) < 6:
+                    batch.add(sequence)
+            counts = [0] * batch.num_rows
+            for sequence in running:
+                row = batch.row_of(sequence)
+                if row is not None:
+                    open_or_known = len(sequence) - sequence.num_planned
+                    counts[row] = open_or_known or int(sequence.num_planned > sequence.num_committed)
+            if draw.random() < 0.1 and batch.open_steps:
+                batch.open_steps[-1].cancel()
+            elif len(batch.open_steps) == 2:
+                step = batch.open_steps[0]
+                step.commit([draw.randrange(2)] * step.num_rows)
+                steps += 1
+            elif batch.try_step(counts) is None:
+                running.pop().release()
+            for sequence in [each for each in running if len(each) > 30]:
+                running.remove(sequence)
+                sequence.release()
+
+        def interrupt(number: int, frame: object) -> None:
+            nonlocal armed
+            if armed:
+                armed = False
+                raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            for _ in range(300):
+                try:
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 3e-3), 2e-3)
+                    while True:
+                        turn()
+                except KeyboardInterrupt:
+                    interrupts += 1
+                assert pager.check() == []
+                for step in batch.open_steps:
+                    assert step.positions.shape == (step.num_tokens,)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert interrupts == 300
+        assert steps > 0
+        while batch.open_steps:
+            batch.open_steps[0].commit([1] * batch.open_steps[0].num_rows)
+        for sequence in running:
+            sequence.release()
+        running.clear()
+        del sequence, step
+        assert_nothing_leaked(pager)
+        assert len(batch) == 0
+
     def test_it_is_not_lost_in_a_conversion(self):
         pager = kvpager.Pager(8, 4)
         sequence = pager.admit([1, 2])
@@ -129,8 +232,19 @@ class TestKeyboardInterrupt:
             def __index__(self) -> int:
                 raise KeyboardInterrupt
 
+        batch = pager.batch(2, 4)
+        batch.add(sequence)
+        step = batch.step(2)
         before = pager.dump(full=True)
         for call in (
+            lambda: batch.step([Interrupted()]),
+            lambda: batch.step(Interrupted()),
+            lambda: batch.step(1, [Interrupted()]),
+            lambda: batch.reserve([Interrupted()]),
+            lambda: batch.fork([0], Interrupted()),
+            lambda: batch.reorder([0], [Interrupted()]),
+            lambda: step.commit([Interrupted()]),
+            lambda: step.commit([1], [Interrupted()]),
             lambda: pager.admit([1, Interrupted()]),
             lambda: pager.match([Interrupted()]),
             lambda: sequence.append(Interrupted()),
@@ -183,14 +297,14 @@ def admit_to_the_inherited_pager() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 class TestFork:
     def test_every_call_in_the_child_is_refused_and_the_parent_goes_on(self):
-        pager = kvpager.Pager(8, 4)
-        sequence = pager.admit([1, 2, 3, 4, 5])
-        before = pager.dump(full=True)
-        assert in_child(lambda: answers(pager, sequence)) == every_call("ForkedProcess")
-        assert pager.dump(full=True) == before
-        sequence.commit()
-        sequence.release()
-        assert_nothing_leaked(pager)
+        held = Held()
+        before = held.pager.dump(full=True)
+        assert in_child(lambda: answers(held)) == every_call("ForkedProcess")
+        assert held.pager.dump(full=True) == before
+        assert held.step.commit([6]).tolist() == [True]
+        assert held.sequence.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+        held.sequence.release()
+        assert_nothing_leaked(held.pager)
 
     def test_the_error_says_what_to_do(self):
         pager = kvpager.Pager(8, 4)
@@ -200,14 +314,19 @@ class TestFork:
     def test_a_child_may_drop_the_handles_it_inherited(self):
         pager = kvpager.Pager(8, 4)
         held = [pager.admit([1, 2, 3]), pager.admit([4])]
+        batches = [pager.batch(2, 4)]
+        batches[0].add(held[0])
+        batches.append(batches[0].step(3))
 
         def drop() -> int:
             held.clear()
+            batches.clear()
             gc.collect()
             return len(held)
 
         assert in_child(drop) == 0
         assert pager.stats().running_sequences == 2
+        assert batches.pop().commit([5]).tolist() == [True]
         for sequence in held:
             sequence.release()
         held.clear()
@@ -234,16 +353,16 @@ class TestFork:
         hold = getattr(_core, "_hold_lock_for_tests", None)
         if hold is None:
             pytest.skip("this build has no hook to keep the lock")
-        pager = kvpager.Pager(8, 4)
-        sequence = pager.admit([1])
-        keeper = threading.Thread(target=hold, args=(pager, 0.5))
+        held = Held()
+        keeper = threading.Thread(target=hold, args=(held.pager, 0.5))
         keeper.start()
         time.sleep(0.1)
-        assert in_child(lambda: answers(pager, sequence)) == every_call("ForkedProcess")
+        assert in_child(lambda: answers(held)) == every_call("ForkedProcess")
         assert keeper.is_alive()
         keeper.join()
-        sequence.release()
-        assert_nothing_leaked(pager)
+        held.sequence.release()
+        held.step.commit()
+        assert_nothing_leaked(held.pager)
 
     def test_a_worker_of_multiprocessing_is_told(self):
         inherited["pager"] = kvpager.Pager(8, 4)
@@ -262,20 +381,20 @@ class TestFork:
 class TestPoisoned:
     @pytest.fixture
     def poisoned(self, capfd):
-        pager = kvpager.Pager(8, 4)
-        sequence = pager.admit([1, 2, 3, 4, 5])
+        held = Held()
         with pytest.raises(kvpager.Poisoned, match="build a new one"):
-            _core._panic_for_tests(pager)
+            _core._panic_for_tests(held.pager)
         assert "a panic that a test asked for" in capfd.readouterr().err, "the bug itself stays visible"
-        return pager, sequence
+        return held
 
     def test_every_later_call_is_refused(self, poisoned):
-        pager, sequence = poisoned
-        assert answers(pager, sequence) == every_call("Poisoned")
+        assert answers(poisoned) == every_call("Poisoned")
 
     def test_the_settings_can_still_be_read(self, poisoned):
-        pager, sequence = poisoned
-        assert (pager.num_blocks, pager.block_size, pager.policy, sequence.id) == (8, 4, "lru", 0)
+        pager, batch = poisoned.pager, poisoned.batch
+        assert (pager.num_blocks, pager.block_size, pager.policy, poisoned.sequence.id) == (8, 4, "lru", 0)
+        assert (batch.max_seqs, batch.max_blocks, poisoned.step.id, poisoned.step.state) == (2, 4, 0, "open")
+        assert poisoned.step.positions.tolist() == [0, 1, 2, 3, 4]
 
     def test_handles_can_still_be_dropped(self, poisoned):
         gc.collect()
@@ -306,6 +425,9 @@ EXITS = {
         "threading.Thread(target=lambda: [held.try_append(1) for _ in range(10**8)], daemon=True).start()"
     ),
     "an atexit function": "import atexit; held = pager.admit([1, 2, 3]); atexit.register(held.append, 4)",
+    "a batch": "held = pager.batch(4, 8)",
+    "an open step": "held = pager.batch(4, 8); one = pager.admit([1]); held.add(one); step = held.step(); del held",
+    "a cycle of batches": "held = [pager.batch(4, 8), pager.admit([1])]; held[0].add(held[1]); held.append(held)",
     "an error": "held = pager.admit([1, 2, 3]); raise SystemExit(0)",
 }
 
@@ -341,8 +463,9 @@ def refused(call, megabytes):
     limit(megabytes)
     try:
         call()
-    except kvpager.AllocationError as error:
-        assert isinstance(error, MemoryError)
+    except MemoryError as error:
+        # Of lists that a batch is given, Python makes a tuple, and refuses by itself.
+        assert isinstance(error, kvpager.AllocationError) or tuples
         return True
     finally:
         unlimit()
@@ -366,7 +489,19 @@ def copied():
         sequence.append(3)
     return parent, held
 
+def in_batch(tokens):
+    held, batch = pager.admit(tokens), pager.batch(1, 2**20 + 1, n + 1, buffers=1)
+    batch.add(held)
+    return held, batch
+
+def committed_in_batch():
+    held, batch = pager.admit(np.ones(2**20, np.int32)), pager.batch(256, 2**17)
+    held.commit()
+    batch.add(held)
+    return held, batch
+
 n = 2**24
+tuples = False
 pager = kvpager.Pager(2**21, 16)
 """
 
@@ -386,6 +521,24 @@ HUNGRY = {
     "dump": ("held = interleaved()", "", "pager.dump(full=True)"),
     "check": ("held = interleaved()", "", "pager.check()"),
     "take_copies": ("held = copied()", "", "pager.take_copies()"),
+    "batch": ("", "", "pager.batch(1024, 2**14)"),
+    "step with drafts": ("held, batch = in_batch([1])", "drafts = np.ones(n, np.int32)", "batch.step(n + 1, drafts)"),
+    "step with a list": ("held, batch = in_batch([1])", "drafts = [1] * n; tuples = True", "batch.step(n + 1, drafts)"),
+    "blocks_needed": (
+        "held, batch = in_batch([1])",
+        "drafts = [1] * n; tuples = True",
+        "batch.blocks_needed(n + 1, drafts)",
+    ),
+    "reserve": ("held, batch = in_batch([1])", "", "batch.reserve(n)"),
+    "token_ids": ("held, batch = in_batch(np.ones(n, np.int32)); step = batch.step(n)", "", "step.token_ids"),
+    "updates": ("held, batch = in_batch(np.ones(n, np.int32)); step = batch.step(n)", "", "step.updates"),
+    "open commit": (
+        "held, batch = in_batch([1]); step = batch.step()",
+        "tokens = [1] * n; tuples = True",
+        "step.commit(tokens)",
+    ),
+    "fork of rows": ("held, batch = committed_in_batch()", "", "batch.fork([0], 255)"),
+    "reorder": ("held, batch = committed_in_batch()", "", "batch.reorder([0] * 256, [1] * 256)"),
 }
 
 
@@ -408,6 +561,27 @@ for megabytes in (1, 3, 20, 40, 60):
     assert dump in ("", pager.dump(full=True))
 assert was_refused
 assert pager.check() == []
+os._exit(7)
+"""
+        ended = python(script)
+        assert (ended.returncode, ended.stderr) == (7, "")
+
+    def test_a_commit_that_gets_no_memory_changes_nothing_or_is_done(self):
+        """What it publishes is in memory already; whatever more it asks for, it asks for first."""
+        script = f"""{LIMITED}
+batch = pager.batch(512, 64, 2**16, buffers=1)
+held = [pager.admit([number] * 65) for number in range(512)]
+for sequence in held:
+    batch.add(sequence)
+for turn in range(40):
+    step = batch.step(65 if turn == 0 else 1)
+    dump, stats = pager.dump(full=True), pager.stats()
+    tokens = np.full(512, 7)
+    if refused(lambda: step.commit(tokens), 0):
+        assert (pager.dump(full=True), pager.stats()) == (dump, stats)
+        step.commit(tokens)
+    assert [len(each) for each in held] == [66 + turn] * 512
+    assert pager.check() == []
 os._exit(7)
 """
         ended = python(script)

@@ -179,6 +179,134 @@ class TestOnePager:
         assert_nothing_leaked(pager)
 
 
+class TestOneBatch:
+    def test_steps_in_one_thread_and_all_other_calls_in_others(self, seed):
+        """One thread plans and commits; others admit, add, remove, fork, reorder, release, read. Who comes too late is
+        told so, and everything stays whole."""
+        pager = kvpager.Pager(96, 4, policy="slru")
+        batch = pager.batch(12, 16, 64, buffers=2)
+        shared: list[kvpager.Sequence] = []
+        done = threading.Event()
+        ended = {"committed": 0, "cancelled": 0}
+        too_late = (kvpager.OutOfBlocks, ValueError, RuntimeError, IndexError)
+
+        def stepper() -> None:
+            draw = random.Random(seed)
+            try:
+                for _ in range(4_000):
+                    try:
+                        counts = [draw.choice([0, 1, 1, 1, 2]) for _ in range(batch.num_rows)]
+                        step = batch.step(counts if draw.random() < 0.5 else 1)
+                        assert step.positions.shape == step.slot_mapping.shape == (step.num_tokens,)
+                    except too_late:
+                        # A row came or went, or has no token to compute.
+                        pass
+                    for step in batch.open_steps[: draw.randint(0, 2)]:
+                        if draw.random() < 0.1:
+                            batch.open_steps[-1].cancel()
+                            ended["cancelled"] += 1
+                            break
+                        applied = step.commit([draw.randrange(2)] * step.num_rows)
+                        assert applied.shape == (step.num_rows,)
+                        ended["committed"] += 1
+            finally:
+                done.set()
+
+        def caller(number: int) -> None:
+            draw = random.Random(seed + number)
+
+            def admit() -> None:
+                if len(shared) < 24 and (sequence := pager.try_admit([draw.randrange(2)] * draw.randint(1, 20))):
+                    shared.append(sequence)
+                    batch.add(sequence)
+
+            calls: list[Callable[[Any], Any]] = [
+                lambda sequence: batch.add(sequence),
+                lambda sequence: batch.remove(sequence),
+                lambda sequence: batch.condense(),
+                lambda sequence: batch.reserve(1),
+                lambda sequence: shared.extend(batch.fork([draw.randrange(12)], 1)) if len(shared) < 24 else None,
+                lambda sequence: shared.extend(filter(None, batch.reorder([0, 0], [1, 0], [0, 1])[1])),
+                lambda sequence: sequence.release(),
+                lambda sequence: sequence.truncate(draw.randint(1, 8)),
+                lambda sequence: sequence.preempt(),
+                lambda sequence: sequence.resume(),
+                lambda sequence: sequence.append(1),
+                lambda sequence: shared.remove(sequence),
+                lambda sequence: pager.take_copies(),
+                lambda sequence: (batch.num_rows, len(batch), repr(batch), batch.row_of(sequence)),
+                lambda sequence: [(step.token_ids, step.updates, step.copies) for step in batch.open_steps],
+                lambda sequence: (sequence.tokens, sequence.block_ids, sequence.num_planned),
+                lambda sequence: batch.blocks_needed(1),
+            ]
+            while not done.is_set():
+                try:
+                    admit()
+                    draw.choice(calls)(draw.choice(shared))
+                except too_late:
+                    continue
+
+        def antagonist() -> None:
+            while not done.is_set():
+                assert pager.check() == []
+                pager.dump(full=True)
+
+        together(stepper, lambda: caller(1), lambda: caller(2), antagonist)
+        assert ended["committed"] > 0
+        while batch.open_steps:
+            batch.open_steps[0].commit([1] * batch.open_steps[0].num_rows)
+        shared.clear()
+        assert_nothing_leaked(pager)
+        assert (len(batch), batch.num_rows) == (0, 0)
+
+    def test_two_threads_and_a_batch_each(self, seed):
+        """Steps of one are planned between plan and commit of the other: no slot is given to both."""
+        pager = kvpager.Pager(64, 4)
+        owners = np.full(64 * 4, -1)
+
+        def engine(number: int) -> None:
+            draw = random.Random(seed + number)
+            batch = pager.batch(4, 8, buffers=1)
+            for _ in range(150):
+                held = [pager.admit([draw.randrange(2) for _ in range(draw.randint(1, 9))]) for _ in range(2)]
+                for sequence in held:
+                    batch.add(sequence)
+                for turn in range(draw.randint(1, 9)):
+                    step = batch.step([len(each) - each.num_planned for each in held])
+                    slots = step.slot_mapping.copy()
+                    owners[slots] = number
+                    pager.stats()
+                    assert (owners[slots] == number).all(), turn
+                    assert step.commit([draw.randrange(2)] * 2).tolist() == [True, True]
+                for sequence in held:
+                    sequence.release()
+
+        together(*(lambda number=number: engine(number) for number in range(4)))
+        assert_nothing_leaked(pager)
+
+    def test_one_step_is_committed_once(self):
+        pager = kvpager.Pager(8, 4)
+        sequence = pager.admit([1])
+        batch = pager.batch(1, 8)
+        batch.add(sequence)
+        outcomes: list[str] = []
+        for _ in range(20):
+            step = batch.step()
+
+            def end(step: kvpager.Step = step) -> None:
+                try:
+                    step.commit([7])
+                    outcomes.append("committed")
+                except kvpager.StepError:
+                    outcomes.append("too late")
+
+            together(*[end] * 4)
+        assert sorted(outcomes) == ["committed"] * 20 + ["too late"] * 60
+        assert len(sequence) == 21
+        sequence.release()
+        assert_nothing_leaked(pager)
+
+
 class Cycle:
     """Something that only the collector can free, on whichever thread it happens to run."""
 
@@ -230,6 +358,73 @@ class TestDroppedHandles:
             gc.collect()
         assert sorted(str(each.message)[:23] for each in caught) == ["sequence 0 was dropped "] * 2
         assert_nothing_leaked(other)
+
+    def test_batches_are_collected_while_other_threads_call(self):
+        """With open steps and rows in them, on whichever thread."""
+        pager = kvpager.Pager(64, 4)
+        done = threading.Event()
+        kept = pager.admit([9] * 5)
+
+        def dropper() -> None:
+            for number in range(100):
+                batch = pager.batch(2, 4)
+                if (sequence := pager.try_admit([1, 2, 3, 4, 5])) is not None:
+                    batch.add(sequence)
+                    step = batch.step(5)
+                    Cycle(batch, step, sequence if number % 2 else None)
+                    del step, sequence
+                del batch
+
+        def droppers() -> None:
+            try:
+                together(dropper, dropper)
+            finally:
+                done.set()
+
+        def collector() -> None:
+            while not done.is_set():
+                gc.collect()
+
+        def caller() -> None:
+            while not done.is_set():
+                pager.take_copies()
+                assert pager.check() == []
+
+        together(droppers, collector, caller)
+        gc.collect()
+        pager.take_copies()
+        assert "batch" not in pager.dump(full=True)
+        kept.release()
+        assert_nothing_leaked(pager)
+
+    def test_a_step_outlives_its_pager(self):
+        pager = kvpager.Pager(8, 4)
+        sequence = pager.admit([1] * 5)
+        batch = pager.batch(2, 4)
+        batch.add(sequence)
+        step = batch.step(5)
+        positions = step.positions
+        del pager, batch
+        gc.collect()
+        assert step.slot_mapping.tolist() == [0, 1, 2, 3, 4]
+        assert step.commit([7]).tolist() == [True]
+        assert (len(sequence), positions.tolist()) == (6, [0, 1, 2, 3, 4])
+        sequence.release()
+        del step
+        gc.collect()
+        assert positions.tolist() == [0, 1, 2, 3, 4], "the arrays outlive everything"
+
+    def test_a_step_outlives_its_pager_and_its_sequences(self):
+        pager = kvpager.Pager(8, 4)
+        sequence = pager.admit([1] * 5)
+        batch = pager.batch(2, 4)
+        batch.add(sequence)
+        step = batch.step(5)
+        del pager, batch
+        with pytest.warns(ResourceWarning, match="sequence 0 was dropped"):
+            del sequence
+        assert step.token_ids.tolist() == [1] * 5, "a read drains nothing"
+        assert step.commit([7]).tolist() == [False]
 
     def test_a_handle_outlives_its_pager(self):
         sequence = kvpager.Pager(8, 4).admit([1] * 5)
@@ -328,6 +523,31 @@ class TestReentry:
         arguments = {"extend": ([argument],), "slots": (argument, 2)}.get(call, (argument,))
         with pytest.raises(kvpager.StaleHandle, match="was released"):
             getattr(sequence, call)(*arguments)
+        assert_nothing_leaked(pager)
+
+    def test_a_conversion_may_change_the_batch(self):
+        """What it did comes first: a row that it emptied is empty, a step that it ended has ended."""
+        pager = kvpager.Pager(16, 4)
+        a, b = pager.admit([1] * 5), pager.admit([2] * 5)
+        batch = pager.batch(4, 4)
+        batch.add(a)
+        batch.add(b)
+        with pytest.raises(ValueError, match="row"):
+            batch.step([Odd(1, lambda: batch.remove(b)), 1])
+        step = batch.step([Odd(2, lambda: batch.add(b)), 2])
+        assert (step.positions.tolist(), len(batch)) == ([0, 1, 0, 1], 2)
+        with pytest.raises(kvpager.StepError, match=r"cancelled|not open"):
+            step.commit([Odd(1, step.cancel), 1])
+        steps: list[kvpager.Step] = []
+        outer = batch.step([Odd(1, lambda: steps.append(batch.step(1))), 1])
+        assert (steps[0].id, outer.id, outer.positions.tolist()) == (0, 1, [1, 1])
+        with pytest.raises(kvpager.StepError, match="buffer"):
+            batch.step([Odd(1, a.release), 1])
+        assert steps[0].commit([Odd(1, b.release), 1]).tolist() == [False, False]
+        outer.commit()
+        batch.reserve([Odd(1, lambda: None)] if batch.num_rows else [])
+        for each in (a, b):
+            each.release()
         assert_nothing_leaked(pager)
 
     @pytest.mark.parametrize("change", ["clear", "append", "reverse"])
@@ -511,6 +731,50 @@ class TestWaiting:
         keeper.join()
         assert_nothing_leaked(pager)
         assert pager.stats().dropped_handles == 1
+
+    def test_a_batch_is_dropped_without_waiting(self, pager):
+        sequence = pager.admit([1, 2, 3])
+        batch = pager.batch(2, 4)
+        batch.add(sequence)
+        step = batch.step(3)
+        keeper = threading.Thread(target=hold, args=(pager, 0.5))
+        keeper.start()
+        time.sleep(0.1)
+        del step, batch
+        gc.collect()
+        assert keeper.is_alive(), "the batch went while the lock was taken"
+        keeper.join()
+        assert sequence.num_planned == 3, "nothing is cancelled before the next mutating call"
+        sequence.release()
+        assert_nothing_leaked(pager)
+
+    def test_an_array_may_be_spoiled_while_a_step_waits(self, pager):
+        """It is looked at under the lock."""
+        seq_lens = np.zeros(8, np.int32)
+        sequence = pager.admit([1, 2, 3])
+        batch = pager.batch(4, 4, arrays={"seq_lens": seq_lens})
+        batch.add(sequence)
+        keeper = threading.Thread(target=hold, args=(pager, 0.5))
+        keeper.start()
+        time.sleep(0.1)
+        errors: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                batch.step(3)
+            except ValueError as error:
+                errors.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.1)
+        seq_lens.resize(100_000, refcheck=False)
+        assert keeper.is_alive()
+        waiter.join()
+        keeper.join()
+        assert "resized" in str(errors[0])
+        sequence.release()
+        assert_nothing_leaked(pager)
 
     def test_a_waiting_call_keeps_its_buffer(self, pager, busy):
         tokens = array.array("i", [1, 2, 3])

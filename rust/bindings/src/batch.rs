@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt};
 
 use crate::arguments::Given;
-use crate::buffers::BatchArrays;
+use crate::buffers::{BatchArrays, Owner};
 use crate::errors::{self, config_error};
 use crate::integers;
 use crate::sequence::PySequence;
@@ -85,16 +85,24 @@ impl PyBatch {
             }
         }
         let is_zeroed = given.is_empty();
+        let mut owners = Vec::new();
         let mut of = |name: &str| {
             let found = given.iter().position(|(given, _)| given == name);
             found.map(|at| given.swap_remove(at).1)
         };
         let arrays = BatchArrays {
-            block_tables: array(py, "block_tables", of("block_tables"), &[buffers, seqs, shape.max_blocks])?,
-            seq_lens: array(py, "seq_lens", of("seq_lens"), &[buffers, seqs])?,
-            slot_mapping: array(py, "slot_mapping", of("slot_mapping"), &[buffers, shape.max_tokens])?,
-            positions: array(py, "positions", of("positions"), &[buffers, shape.max_tokens])?,
-            query_start_loc: array(py, "query_start_loc", of("query_start_loc"), &[buffers, seqs + 1])?,
+            block_tables: array(
+                py,
+                "block_tables",
+                of("block_tables"),
+                &mut owners,
+                &[buffers, seqs, shape.max_blocks],
+            )?,
+            seq_lens: array(py, "seq_lens", of("seq_lens"), &mut owners, &[buffers, seqs])?,
+            slot_mapping: array(py, "slot_mapping", of("slot_mapping"), &mut owners, &[buffers, shape.max_tokens])?,
+            positions: array(py, "positions", of("positions"), &mut owners, &[buffers, shape.max_tokens])?,
+            query_start_loc: array(py, "query_start_loc", of("query_start_loc"), &mut owners, &[buffers, seqs + 1])?,
+            owners,
         };
         if let Some((name, _)) = given.first() {
             return Err(config_error(
@@ -157,6 +165,7 @@ fn array<T: Element + Clone + Default>(
     py: Python<'_>,
     name: &str,
     given: Option<Bound<'_, PyAny>>,
+    owners: &mut Vec<Owner>,
     dimensions: &[usize],
 ) -> PyResult<Py<PyArrayDyn<T>>> {
     let len = dimensions.iter().product();
@@ -189,6 +198,7 @@ fn array<T: Element + Clone + Default>(
     if !typed.is_c_contiguous() || !typed.is_aligned() || !array.getattr("flags")?.getattr("writeable")?.is_truthy()? {
         return Err(refused("one that is read-only, misaligned or in pieces".to_owned()));
     }
+    owners.push(Owner::of(&array)?);
     Ok(typed.reshape(dimensions)?.unbind())
 }
 
@@ -412,11 +422,17 @@ impl PyBatch {
             Ok((parents, tokens, rows.map(|rows| integers::numbers(rows, "rows")).transpose()?))
         });
         let (parents, tokens, rows) = self.shared.arguments(py, arguments)?;
-        let (places, beams) =
-            self.shared.change(py, |pager| pager.reorder(self.handle, &parents, &tokens, rows.as_deref()))?;
-        let places = PyArray1::from_iter(py, places.into_iter().map(u32::cast_signed));
-        let beams = beams.into_iter().map(|beam| beam.map(|handle| PySequence::new(&self.shared, handle)));
-        Ok((places, beams.collect()))
+        let beams = self.shared.change(py, |pager| {
+            let num_rows = pager.get_batch(self.handle).map_or(0, |batch| batch.num_sequences);
+            self.shared.expect_released(num_rows)?;
+            let beams = pager.reorder(self.handle, &parents, &tokens, rows.as_deref())?;
+            self.shared.note_released(&beams.released);
+            Ok(beams)
+        })?;
+        let places = PyArray1::from_iter(py, beams.places.into_iter().map(u32::cast_signed));
+        let children =
+            beams.children.into_iter().map(|child| child.map(|handle| PySequence::new(&self.shared, handle)));
+        Ok((places, children.collect()))
     }
 
     /// The open steps, oldest first.

@@ -7,12 +7,15 @@
 
 use kvpager_core::Error;
 use kvpager_core::batch::{Arrays, Shape};
+use kvpager_core::memory::with_capacity;
 use numpy::npyffi::NPY_ARRAY_WRITEABLE;
-use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+
+use crate::errors::to_python;
 
 /// The values of a contiguous buffer, for no longer than this thread stays attached; None if it is not contiguous.
 pub fn values<'a, T: Element>(buffer: &'a PyBuffer<T>, _py: Python<'a>) -> Option<&'a [T]> {
@@ -34,10 +37,12 @@ pub fn copied<T: Element + numpy::Element + Copy>(array: &Bound<'_, PyArray1<T>>
     if !(array.is_c_contiguous() && array.is_aligned()) {
         return copied(array.call_method0("copy")?.cast()?);
     }
+    let mut copy = with_capacity(array.len()).map_err(|error| to_python(array.py(), error))?;
     // SAFETY: numpy gives a pointer to `len` initialised values in one piece, aligned, as just asked; integers are
     // valid in every bit pattern; this thread is attached, so that no other Python code changes or frees them
     // meanwhile, and the slice is gone after this line.
-    Ok(unsafe { std::slice::from_raw_parts(array.data(), array.len()) }.to_vec())
+    copy.extend_from_slice(unsafe { std::slice::from_raw_parts(array.data(), array.len()) });
+    Ok(copy)
 }
 
 /// The arrays of a batch: for each buffer one part, one behind the other.
@@ -47,6 +52,36 @@ pub struct BatchArrays {
     pub slot_mapping: Py<PyArrayDyn<i64>>,
     pub positions: Py<PyArrayDyn<i32>>,
     pub query_start_loc: Py<PyArrayDyn<i32>>,
+    /// The caller's arrays, of which those above are views.
+    pub owners: Vec<Owner>,
+}
+
+/// An array whose memory the batch uses. numpy lets its holder resize it (`refcheck=False`) in spite of our views.
+pub struct Owner {
+    array: Py<PyUntypedArray>,
+    memory: (usize, usize),
+}
+
+impl Owner {
+    /// The array that owns the memory of this one.
+    pub fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut owner = array.clone();
+        while let Ok(base) = owner.getattr("base")?.cast_into::<PyUntypedArray>() {
+            owner = base.into_any();
+        }
+        let owner = owner.cast_into::<PyUntypedArray>()?;
+        Ok(Self { memory: memory(&owner), array: owner.unbind() })
+    }
+
+    fn is_unchanged(&self, py: Python<'_>) -> bool {
+        memory(self.array.bind(py)) == self.memory
+    }
+}
+
+/// Where an array's values are, and how many.
+fn memory(array: &Bound<'_, PyUntypedArray>) -> (usize, usize) {
+    // SAFETY: the object is a numpy array for as long as it lives; this reads its header.
+    (unsafe { (*array.as_array_ptr()).fields.data } as usize, array.len())
 }
 
 impl BatchArrays {
@@ -55,6 +90,9 @@ impl BatchArrays {
     /// # Errors
     /// `Value` if an array cannot be written as it was when the batch was made, or two overlap.
     pub fn of_buffer<'a>(&'a self, py: Python<'a>, shape: &Shape, buffer: usize) -> Result<Arrays<'a>, Error> {
+        if !self.owners.iter().all(|owner| owner.is_unchanged(py)) {
+            return Err(Error::Value("an array that the batch was given has been resized since".to_owned()));
+        }
         let mut ranges = [(0, 0); 5];
         let (seqs, tokens) = (shape.max_seqs, shape.max_tokens);
         let arrays = Arrays {
@@ -88,8 +126,8 @@ impl BatchArrays {
     }
 }
 
-/// One buffer's part of an array, and where in memory it lies. Forming the slices is sound once the caller has seen
-/// that no two parts overlap, before it writes to any.
+/// One buffer's part of an array, and where in memory the whole array lies. Forming the slices is sound once the caller has seen
+/// that no two arrays overlap, before it writes to any.
 fn part<'a, T: numpy::Element>(
     name: &str,
     array: &'a Py<PyArrayDyn<T>>,
@@ -102,15 +140,22 @@ fn part<'a, T: numpy::Element>(
     let array = array.bind(py);
     // SAFETY: the object is a numpy array for as long as it lives; this reads its header.
     let is_writeable = unsafe { (*array.as_array_ptr()).fields.flags & NPY_ARRAY_WRITEABLE != 0 };
-    if array.len() != len * shape.buffers || !array.is_c_contiguous() || !array.is_aligned() || !is_writeable {
+    let is_typed = array.dtype().is_equiv_to(&T::get_dtype(py));
+    if !is_typed
+        || array.len() != len * shape.buffers
+        || !array.is_c_contiguous()
+        || !array.is_aligned()
+        || !is_writeable
+    {
         return Err(Error::Value(format!(
-            "{name} must stay what it was when the batch was made: {} values, C-contiguous, aligned, writeable",
-            len * shape.buffers
+            "{name} must stay what it was when the batch was made: {} {}, C-contiguous, aligned, writeable",
+            len * shape.buffers,
+            T::get_dtype(py)
         )));
     }
-    let start = array.data() as usize + buffer * len * size_of::<T>();
-    *range = (start, start + len * size_of::<T>());
-    // SAFETY: the array has `buffers * len` aligned values in one piece and may be written, as just asked; T is an
+    let start = array.data() as usize;
+    *range = (start, start + array.len() * size_of::<T>());
+    // SAFETY: the array has `buffers * len` aligned values of T in one piece and may be written, as just asked; T is an
     // integer, valid in every bit pattern. `self` keeps the array alive; its memory is neither moved nor freed while
     // this thread is attached and runs no Python code, and the slice does not outlive that (`py`). No other slice of
     // this memory exists: what callers pass as arguments is copied first, and `of_buffer` refuses overlapping parts.

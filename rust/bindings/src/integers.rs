@@ -1,6 +1,7 @@
 //! Arguments of a batch: a number for each row or position, -1 for none. As tokens otherwise: lists, tuples, sequences,
 //! integer buffers of one dimension.
 
+use kvpager_core::memory::with_capacity;
 use numpy::PyArray1;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -8,7 +9,7 @@ use pyo3::types::{PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
 use crate::arguments::is_bool;
 use crate::buffers::copied;
-use crate::errors::{shown, token_error, token_type_error};
+use crate::errors::{shown, to_python, token_error, token_type_error};
 
 /// The numbers of an argument, -1 to 2^31 - 1 each.
 pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
@@ -23,18 +24,25 @@ pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
     }
     if let Ok(array) = argument.cast::<PyArray1<i64>>() {
         let values = copied(array)?;
-        let numbers = values.iter().enumerate().map(|(position, &value)| match i32::try_from(value) {
-            Ok(number) if number >= -1 => Ok(number),
-            _ => Err(outside(value.into_pyobject(argument.py())?.as_any(), Some(position), name)?),
-        });
-        return numbers.collect();
+        let mut numbers = room(argument.py(), values.len())?;
+        for (position, value) in values.into_iter().enumerate() {
+            match i32::try_from(value) {
+                Ok(number) if number >= -1 => numbers.push(number),
+                _ => return Err(outside(value.into_pyobject(argument.py())?.as_any(), Some(position), name)?),
+            }
+        }
+        return Ok(numbers);
     }
     let items = items(argument, name)?;
-    let mut numbers = Vec::with_capacity(items.len());
+    let mut numbers = room(argument.py(), items.len())?;
     for (position, item) in items.iter_borrowed().enumerate() {
         numbers.push(number(&item, name, Some(position))?);
     }
     Ok(numbers)
+}
+
+fn room(py: Python<'_>, count: usize) -> PyResult<Vec<i32>> {
+    with_capacity(count).map_err(|error| to_python(py, error))
 }
 
 /// One number, -1 to 2^31 - 1.

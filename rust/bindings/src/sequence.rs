@@ -52,9 +52,17 @@ impl PySequence {
         })
     }
 
+    /// Does the handle know that its sequence was released?
+    fn is_released(&self) -> bool {
+        if self.shared.was_released(self.handle) {
+            self.released.store(true, Ordering::Relaxed);
+        }
+        self.released.load(Ordering::Relaxed)
+    }
+
     /// How a release's `reason` names it. Once the sequence is released, nothing is asked any more.
     fn departure(&self, reason: &Given<'_>) -> PyResult<Departure> {
-        let Some(reason) = reason.get().filter(|_| !self.released.load(Ordering::Relaxed)) else {
+        let Some(reason) = reason.get().filter(|_| !self.is_released()) else {
             return Ok(Departure::Finished);
         };
         let Ok(name) = reason.cast::<PyString>() else { return Err(wrong_type(reason, "reason", "a str")) };
@@ -343,7 +351,7 @@ impl PySequence {
 
 impl Drop for PySequence {
     fn drop(&mut self) {
-        if *self.released.get_mut() {
+        if self.is_released() {
             return;
         }
         self.shared.queue_dropped(Dropped::Sequence(self.handle));

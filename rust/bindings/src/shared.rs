@@ -9,10 +9,11 @@
 //! - A child of `os.fork()` has a copy of a lock that nobody may ever open: its use is refused before the lock is
 //!   touched.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use kvpager_core::ids::{Handle, Token};
 use kvpager_core::{Error, Pager};
@@ -44,6 +45,9 @@ pub struct Shared {
     forks: u64,
     dropped: Sender<Dropped>,
     num_dropped: AtomicUsize,
+    /// Sequences that a batch released, until their handles have asked.
+    released: Mutex<HashSet<u64>>,
+    num_released: AtomicUsize,
 }
 
 struct Guarded {
@@ -59,6 +63,8 @@ impl Shared {
             forks: FORKS.load(Ordering::Relaxed),
             dropped: sender,
             num_dropped: AtomicUsize::new(0),
+            released: Mutex::new(HashSet::new()),
+            num_released: AtomicUsize::new(0),
         }
     }
 
@@ -125,6 +131,41 @@ impl Shared {
         }
     }
 
+    /// Asks for the memory that `note_released` uses for so many sequences.
+    ///
+    /// # Errors
+    /// `Memory`.
+    pub fn expect_released(&self, count: usize) -> Result<(), Error> {
+        Ok(self.released().try_reserve(count)?)
+    }
+
+    /// Sequences were released by another call than that of their own handle.
+    pub fn note_released(&self, sequences: &[Handle]) {
+        let mut released = self.released();
+        released.extend(sequences.iter().map(|sequence| sequence.serial));
+        self.num_released.store(released.len(), Ordering::Release);
+    }
+
+    /// Was this sequence released like that? It is told once.
+    pub fn was_released(&self, sequence: Handle) -> bool {
+        // A destructor asks: it must not touch the lock of a forked process. Nobody who has it waits or runs Python.
+        if self.num_released.load(Ordering::Acquire) == 0 || self.is_forked() {
+            return false;
+        }
+        let mut released = self.released();
+        let is_released = released.remove(&sequence.serial);
+        self.num_released.store(released.len(), Ordering::Release);
+        is_released
+    }
+
+    fn released(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.released.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_forked(&self) -> bool {
+        FORKS.load(Ordering::Relaxed) != self.forks
+    }
+
     /// Keeps the lock while other threads run Python: no call does, so the path of those that wait needs help to be
     /// tested.
     pub fn hold_for_tests(&self, py: Python<'_>, time: std::time::Duration) -> PyResult<()> {
@@ -149,7 +190,7 @@ impl Shared {
     }
 
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Guarded>> {
-        if FORKS.load(Ordering::Relaxed) != self.forks {
+        if self.is_forked() {
             return Err(errors::forked(py));
         }
         match self.guarded.try_lock() {

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvpager_core::Error;
 use kvpager_core::batch::{Ragged, Tables};
+use kvpager_core::memory::{with_capacity, zeroed};
 use kvpager_core::pager::Outcome;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
 use crate::batch::{Ints, PyBatch, pairs};
-use crate::errors::step_error;
+use crate::errors::{step_error, to_python};
 use crate::integers;
 
 const OPEN: u8 = 0;
@@ -162,9 +163,10 @@ impl PyStep {
         self.check_open(py, "copies")?;
         let batch = self.batch.get();
         let copies: Vec<(u32, u32)> = batch.shared.read(py, |pager| {
-            let plan = pager.get_batch(batch.handle).map(|state| state.plan(self.id));
-            let copies = plan.map(|plan| plan.copies.iter().map(|copy| (copy.source, copy.target)).collect());
-            Ok(copies.unwrap_or_default())
+            let lent = pager.get_batch(batch.handle).map_or(&[][..], |state| &state.plan(self.id).copies);
+            let mut copies = with_capacity(lent.len())?;
+            copies.extend(lent.iter().map(|copy| (copy.source, copy.target)));
+            Ok(copies)
         })?;
         pairs(py, copies.into_iter())
     }
@@ -176,10 +178,11 @@ impl PyStep {
         self.check_open(py, "updates")?;
         let (batch, buffer) = (self.batch.get(), self.buffer());
         let updates = batch.shared.read(py, |pager| {
-            let mut updates = Vec::new();
-            let Some(state) = pager.get_batch(batch.handle) else { return Ok(updates) };
+            let Some(state) = pager.get_batch(batch.handle) else { return Ok(Vec::new()) };
             let tables = batch.arrays.of_buffer(py, &batch.shape, buffer)?.block_tables;
-            for &(row, from, to) in &state.plan(self.id).updates {
+            let plan = state.plan(self.id);
+            let mut updates = with_capacity(plan.updates.iter().map(|(_, from, to)| 3 * (to - from) as usize).sum())?;
+            for &(row, from, to) in &plan.updates {
                 for column in from..to {
                     let block = tables[row as usize * batch.shape.max_blocks + column as usize];
                     updates.extend([row.cast_signed(), column.cast_signed(), block]);
@@ -259,7 +262,7 @@ impl PyStep {
             batch.shared.change(py, |pager| pager.check_oldest(batch.handle, self.id))?;
             Err(error)
         })?;
-        let mut applied = vec![false; self.num_rows];
+        let mut applied = zeroed(self.num_rows).map_err(|error| to_python(py, error))?;
         batch.shared.change(py, |pager| {
             let outcome = Outcome { next_tokens: next_tokens.as_deref(), num_accepted: num_accepted.as_deref() };
             pager.commit_step(batch.handle, self.id, outcome, &mut applied)

@@ -10,8 +10,16 @@ use crate::evict::Departure;
 use crate::ids::Handle;
 use crate::memory::with_capacity;
 
-/// Where the beams are: the row of each, and its new sequence unless it keeps its parent's.
-pub type Beams = (Vec<u32>, Vec<Option<Handle>>);
+/// What became of the rows that took part.
+#[derive(Debug)]
+pub struct Beams {
+    /// The row of each beam.
+    pub places: Vec<u32>,
+    /// The new sequence of each beam, unless it keeps its parent's.
+    pub children: Vec<Option<Handle>>,
+    /// Sequences that no beam goes on from.
+    pub released: Vec<Handle>,
+}
 
 impl Pager {
     /// Beam i continues the sequence of row `parents[i]` with `tokens[i]`. Of `rows` (all in use, if not given), those
@@ -44,6 +52,10 @@ impl Pager {
             children.push(child?);
         }
         let leaving: BTreeSet<u32> = rows.difference(&keeps).copied().collect();
+        let mut released = with_capacity(leaving.len())?;
+        for &row in &leaving {
+            released.push(self.sequence_of(handle, row)?);
+        }
         self.sequences.reserve(children.iter().flatten().count())?;
 
         let mut beams = with_capacity(parents.len())?;
@@ -65,7 +77,7 @@ impl Pager {
                 append_reserved(sequence, &[token.cast_unsigned()], self.config.block_size);
             }
         }
-        Ok((places, beams))
+        Ok(Beams { places, children: beams, released })
     }
 
     /// The rows that take part, all of them in order.

@@ -337,7 +337,7 @@ impl Pager {
             match places.of(nth) {
                 Place::Row(at) if commit_drafts(batch, at, planned, rejected, token) => {}
                 Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
-                    if pager.commit_block(batch, at, sequence, planned.end - rejected, token) {
+                    if rejected == 0 && pager.commit_block(batch, at, sequence, planned.end, token) {
                         return;
                     }
                     flush(batch, at, sequence, pager.config.block_size);
