@@ -33,7 +33,7 @@ class Planned(Row):
     sequence: Any
     num_drafts: int
     end_is_known: bool  # there is a token behind the last planned one: nothing to sample
-    source: Planned | None  # where the token of a placeholder comes from
+    sources: dict[int, Planned]  # where the tokens of placeholders come from, by position
     # What the device samples: behind the planned end, and behind the accepted drafts.
     following: int = PLACEHOLDER
     next_token: int = PLACEHOLDER
@@ -144,7 +144,11 @@ class Engine:
                     sequence=sequence,
                     num_drafts=len(new) - new.count(PLACEHOLDER),
                     end_is_known=len(known) > stop,
-                    source=self.source(sequence, start) if PLACEHOLDER in known else None,
+                    sources={
+                        position: self.source(sequence, position)
+                        for position in range(stop)
+                        if known[position] == PLACEHOLDER
+                    },
                 )
             )
         planned = Launch(step, rows, step.copies)
@@ -156,9 +160,9 @@ class Engine:
         self.settle()
         return planned
 
-    def source(self, sequence: Any, start: int) -> Planned:
+    def source(self, sequence: Any, position: int) -> Planned:
         """The row whose sampled token belongs to a placeholder: of the same sequence, and ending there."""
-        rows = [row for each in self.open for row in each.rows if row.sequence is sequence and row.stop == start]
+        rows = [row for each in self.open for row in each.rows if row.sequence is sequence and row.stop == position]
         return rows[-1]
 
     def patch(self, updates: npt.NDArray[np.int32]) -> Callable[[], None]:
@@ -188,6 +192,11 @@ class Engine:
         self.settle()
         return applied
 
+    def finish_steps(self) -> None:
+        """Commit whatever is open."""
+        while self.open:
+            self.commit()
+
     def cancel(self) -> None:
         """Take the newest step back, which was not launched."""
         launch = self.open.pop()
@@ -216,8 +225,8 @@ class Engine:
     def run(self, launch: Launch) -> None:
         """The kernels of one step, as the device sees them when their turn comes."""
         for row in launch.rows:
-            if row.source is not None:
-                row.tokens[row.tokens.index(PLACEHOLDER)] = row.source.following
+            for position, source in row.sources.items():
+                row.tokens[position] = source.following
         self.device.copy(launch.copies)
         rows: list[Row] = [*launch.rows]
         if rows:
@@ -293,8 +302,7 @@ class Engine:
 
     def finish(self) -> None:
         """End everything; nothing may be left behind."""
-        while self.open:
-            self.commit()
+        self.finish_steps()
         for sequence in self.sequences:
             sequence.release()
         self.settle()

@@ -1,4 +1,4 @@
-"""Steps of one batch, each committed before the next is planned: chunks, drafts, cuts, preemption, and mixes of them."""
+"""Steps that are each committed before the next is planned: chunks, drafts, cuts, preemption, and mixes of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_chunks_of_every_size_at_once() -> None:
 @each_mirror
 @pytest.mark.parametrize("good", range(5))
 def test_drafts(block_size: int, mirror: bool, good: int) -> None:
-    """Four drafts a step, so many of them right: the answer is that of a loop without drafts, and so is what is cached."""
+    """Four drafts a step, so many of them right: answers and cached blocks are those of a loop without drafts."""
     engine = Engine(256 // block_size, block_size, mirror=mirror)
     first = engine.admit(PROMPT)
     engine.step(45)
@@ -127,7 +127,7 @@ def test_truncation(block_size: int, length: int) -> None:
 @each_mirror
 @pytest.mark.parametrize("done", [0, 7, 45, 50])
 def test_preempt_and_resume(block_size: int, mirror: bool, done: int) -> None:
-    """Preempted in the middle of the prompt or of the answer, its blocks used by another, resumed and computed again."""
+    """Preempted in the prompt or in the answer, its blocks used by another, resumed and computed again."""
     engine = Engine(80 // block_size, block_size, mirror=mirror)
     first = engine.admit(PROMPT)
     if done:
@@ -199,7 +199,8 @@ def test_reserved_and_never_used() -> None:
     first.append(5)
     assert engine.pager.can_admit(range(60))
     engine.step()
-    engine.batch.reserve(30)
+    engine.batch.reserve([30, 0])
+    assert not engine.pager.can_admit(range(60))
     first.preempt()
     assert engine.pager.can_admit(range(60))
     engine.step({child: 1})
