@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,14 @@ class Planned(Row):
     number: int
     sequence: Any
     num_drafts: int
-    end_is_known: bool  # there is a token behind the last planned one: nothing to sample
+    end_is_known: bool  # there is a token behind the last planned one
     sources: dict[int, Planned]  # where the tokens of placeholders come from, by position
     # What the device samples: behind the planned end, and behind the accepted drafts.
     following: int = PLACEHOLDER
     next_token: int = PLACEHOLDER
     num_accepted: int = 0
+    # Its sequence was released, preempted or cut to fewer tokens since: what is computed is thrown away.
+    is_void: bool = False
 
 
 @dataclass(eq=False)
@@ -47,12 +49,16 @@ class Launch:
     step: Any
     rows: list[Planned]
     copies: npt.NDArray[np.int32]
+    is_launched: bool = False
     has_run: bool = False
-    logits: list[Floats] = field(default_factory=list)
 
 
 class Engine:
-    """Everything that a server has but clients. Sequences are freely called by whoever uses the engine."""
+    """Everything that a server has but clients.
+
+    Sequences are called by whoever uses the engine. Where an open step names one, ``settle`` has to see each preempt
+    and each cut before the sequence is made longer again.
+    """
 
     def __init__(
         self,
@@ -75,10 +81,9 @@ class Engine:
         self.mirror = np.full((max_seqs, num_blocks), -99, np.int32) if mirror else None
         self.sequences: list[Any] = []
         self.open: deque[Launch] = deque()
-        self.stream: deque[Callable[[], None]] = deque()
+        self.stream: deque[Launch | Callable[[], None]] = deque()
         self.free: set[int] = set(range(num_blocks))
         self.ranks: dict[int, int] = {}
-        self.launches = 0
 
     # Sequences.
 
@@ -109,10 +114,8 @@ class Engine:
         """
         self.settle()
         if isinstance(num_tokens, dict):
-            counts = [0] * self.batch.num_rows
-            for sequence, count in num_tokens.items():
-                counts[self.batch.row_of(sequence)] = count
-            num_tokens = counts
+            num_tokens = self.counts(num_tokens)
+        self.launch()
         in_row = {self.batch.row_of(each): each for each in self.sequences if each.state == "running"}
         lengths = {number: len(each) for number, each in in_row.items()}
         step = self.batch.step(num_tokens, tokens)
@@ -151,14 +154,31 @@ class Engine:
                     },
                 )
             )
-        planned = Launch(step, rows, step.copies)
         if self.mirror is not None:
             self.stream.append(self.patch(step.updates))
+        planned = Launch(step, rows, step.copies)
         self.open.append(planned)
+        self.stream.append(planned)
         if launch:
-            self.stream.append(lambda: self.run(planned))
+            self.launch()
         self.settle()
         return planned
+
+    def counts(self, of: dict[Any, int]) -> list[int]:
+        """A number for each row, from one for each sequence."""
+        counts = [0] * self.batch.num_rows
+        for sequence, count in of.items():
+            counts[self.batch.row_of(sequence)] = count
+        return counts
+
+    def names(self, sequence: Any) -> bool:
+        """Whether an open step names the sequence."""
+        return any(row.sequence is sequence and not row.is_void for each in self.open for row in each.rows)
+
+    def launch(self) -> None:
+        """Launch whatever is planned: the device may run it from now on."""
+        for each in self.open:
+            each.is_launched = True
 
     def source(self, sequence: Any, position: int) -> Planned:
         """The row whose sampled token belongs to a placeholder: of the same sequence, and ending there."""
@@ -174,21 +194,27 @@ class Engine:
 
     def commit(self, *, sampled: bool = True) -> list[bool]:
         """Commit the oldest step; without its sampled tokens it is only said that the KV is there."""
-        self.synchronise(self.open[0])
-        launch = self.open.popleft()
-        assert launch.has_run
+        launch = self.open[0]
+        launch.is_launched = True
+        self.synchronise(launch)
+        self.settle()
         following, accepted = (np.full(launch.step.num_rows, value) for value in (PLACEHOLDER, 0))
+        expected = {}
         for row in launch.rows:
             following[row.number], accepted[row.number] = row.next_token, row.num_accepted
+            if not row.is_void:
+                known, end = row.sequence.tokens.tolist(), row.stop - row.num_drafts + row.num_accepted
+                expected[row] = row.tokens[:end]
+                if end == row.stop and len(known) > end and known[end] != PLACEHOLDER:
+                    expected[row].append(known[end])  # inside the prompt
+                elif sampled:
+                    expected[row].append(row.next_token)
+        self.open.popleft()
         applied: list[bool] = launch.step.commit(following if sampled else None, accepted).tolist()
-        for row in launch.rows:
-            if applied[row.number]:
-                end = row.stop - row.num_drafts + row.num_accepted
-                known = row.sequence.tokens.tolist()
-                assert row.sequence.num_committed == end
-                assert known[:end] == row.tokens[:end]
-                if sampled and not row.end_is_known:
-                    assert known[end] == row.next_token
+        assert [number for number, each in enumerate(applied) if each] == [row.number for row in expected]
+        for row, tokens in expected.items():
+            assert row.sequence.num_committed == row.stop - row.num_drafts + row.num_accepted
+            assert row.sequence.tokens.tolist()[: len(tokens)] == tokens
         self.settle()
         return applied
 
@@ -200,7 +226,8 @@ class Engine:
     def cancel(self) -> None:
         """Take the newest step back, which was not launched."""
         launch = self.open.pop()
-        assert not launch.has_run
+        assert not launch.is_launched
+        self.stream.remove(launch)
         launch.step.cancel()
         self.settle()
 
@@ -209,6 +236,7 @@ class Engine:
     def compute(self, sequence: Any, stop: int | None = None) -> int:
         """Prefill or decode up to ``stop`` behind everything launched; the token that is best behind it."""
         self.settle()
+        self.launch()
         start, stop = sequence.num_planned, len(sequence) if stop is None else stop
         slots = sequence.slots(start, stop)
         copies = self.pager.take_copies()
@@ -230,12 +258,10 @@ class Engine:
         self.device.copy(launch.copies)
         rows: list[Row] = [*launch.rows]
         if rows:
-            launch.logits = self.device.launch(rows, launch.step.slot_mapping)
-            self.compare(rows, launch.logits)
+            self.compare(rows, self.device.launch(rows, launch.step.slot_mapping))
         for row in launch.rows:
             self.sample(row)
         launch.has_run = True
-        self.launches += 1
 
     def sample(self, row: Planned) -> None:
         """Accept the drafts that are what would have been sampled, then sample the next token."""
@@ -243,9 +269,9 @@ class Engine:
         while end < row.stop and choose(logits[end - 1]) == row.tokens[end]:
             end += 1
         row.num_accepted = end - row.stop + row.num_drafts
-        if not row.end_is_known:
-            rank = self.ranks.pop(row.sequence.id, 0)
-            row.next_token, row.following = choose(logits[end - 1], rank), choose(logits[row.stop - 1], rank)
+        # Inside a prompt nobody needs it, unless the sequence is cut to just that length before the commit.
+        rank = 0 if row.end_is_known else self.ranks.pop(row.sequence.id, 0)
+        row.next_token, row.following = choose(logits[end - 1], rank), choose(logits[row.stop - 1], rank)
 
     def compare(self, rows: list[Row], logits: list[Floats]) -> None:
         """K and V through the tables just used, then logits."""
@@ -270,19 +296,28 @@ class Engine:
                 )
 
     def synchronise(self, launch: Launch | None = None) -> None:
-        """Run what waits on the stream, up to a launch or all."""
+        """Run what waits on the stream, up to a launch or all. A step that is not launched holds up what is behind."""
         while self.stream and not (launch is not None and launch.has_run):
-            self.stream.popleft()()
+            work = self.stream[0]
+            if isinstance(work, Launch):
+                if not work.is_launched:
+                    break
+                self.run(work)
+            else:
+                work()
+            self.stream.popleft()
 
     # Between any two calls.
 
     def settle(self) -> None:
-        """Poison what was freed, and compare the committed KV of every running sequence."""
+        """Poison what was freed, see which rows are void, and compare the committed KV of every running sequence."""
         drawing = self.pager.dump(full=True)
         free = numbers(line(drawing, "free: "))
         if freed := free - self.free:
             self.stream.append(lambda: self.device.poison(freed))
         self.free = free
+        for row in (row for each in self.open for row in each.rows):
+            row.is_void |= row.sequence.state != "running" or len(row.sequence) < row.stop
         if not self.late:
             self.synchronise()
         # Where copies are still to be made, their source is what counts.

@@ -109,6 +109,7 @@ def test_the_stop_token_is_seen_one_step_late(late: bool, mirror: bool) -> None:
 def test_a_sequence_is_preempted_between_plan_and_commit(late: bool, mirror: bool, resume: str) -> None:
     engine, first, second = two(late, mirror)
     first.preempt()
+    engine.settle()
     if resume == "at once":
         first.resume()
         assert engine.batch.add(first) == 0
@@ -173,6 +174,7 @@ def test_all_forks_of_an_open_step_write_in_the_next(late: bool, mirror: bool) -
 def test_a_sequence_is_cut_between_plan_and_commit(late: bool, mirror: bool, length: int) -> None:
     engine, first, second = two(late, mirror)
     first.truncate(length)
+    engine.settle()
     first.extend([7, 7])
     engine.plan({first: length + 2 - first.num_planned, second: 1})
     assert engine.commit() == [False, True]
@@ -291,6 +293,7 @@ def churn(engine: Engine, draw: random.Random, number: int) -> list[tuple[list[i
             draw.choice(running).release("aborted")
         elif event < 0.6 and running:
             draw.choice(running).preempt()
+        engine.settle()
         for each in engine.sequences:
             if each.state == "preempted" and len(engine.batch) < 8 and each.try_resume():
                 engine.batch.add(each)
@@ -300,6 +303,7 @@ def churn(engine: Engine, draw: random.Random, number: int) -> list[tuple[list[i
             if len(each) == each.num_planned == each.num_committed:
                 del counts[each]  # a child of which no step is open: its next token was its parent's
                 each.truncate(len(each) - 1)
+                engine.settle()
                 counts[each] = 1
         if number and len(engine.open) < engine.batch.buffers:
             while True:
