@@ -53,24 +53,24 @@ class Truth:
 
     def __init__(self, model: Llama) -> None:
         self.model = model
-        self.known: list[Contiguous] = []
+        self.known = [Contiguous(model) for _ in range(self.KEPT)]
+        self.tokens = np.full((self.KEPT, Contiguous.CAPACITY), -1, np.int32)
+        self.last_used = np.zeros(self.KEPT, np.int64)
 
     def of(self, tokens: Sequence[int]) -> Contiguous:
         """One whose first tokens are these; it may have more."""
         wanted = np.asarray(tokens, np.int32)
-        best, common = Contiguous(self.model), 0
-        for each in self.known:
-            length = min(each.length, len(wanted))
-            agrees = each.tokens[:length] == wanted[:length]
-            agreed = length if agrees.all() else int(agrees.argmin())
-            if agreed > common:
-                best, common = each, agreed
-            if common == len(wanted):
-                return best
-        if common < best.length:
-            best = best.branch(common)
-        best.extend(wanted[common:])
-        self.known = [best, *(each for each in self.known if each is not best)][: self.KEPT]
+        differs = self.tokens[:, : len(wanted)] != wanted
+        agreed = np.where(differs.any(axis=1), differs.argmax(axis=1), len(wanted))
+        number = int(agreed.argmax())
+        best, common = self.known[number], int(agreed[number])
+        if common < len(wanted):
+            if common < best.length:
+                best, number = best.branch(common), int(self.last_used.argmin())
+                self.known[number], self.tokens[number] = best, -1
+            best.extend(wanted[common:])
+            self.tokens[number, : len(wanted)] = wanted
+        self.last_used[number] = self.last_used.max() + 1
         return best
 
     def generate(self, prompt: Sequence[int], number: int, rank: int = 0) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import kvpager
 
+from .contiguous import choose
 from .device import PLACEHOLDER
 from .engine import TRUTH, Engine
 
@@ -24,7 +25,7 @@ class Player:
     OPERATIONS = (
         *["turn"] * 6,
         *["admit", "fork", "commit"] * 2,
-        *["plan", "plan_and_cancel", "cancel", "release", "preempt", "resume", "truncate", "extend"],
+        *["plan", "plan_and_cancel", "cancel", "reorder", "release", "preempt", "resume", "truncate", "extend"],
         *["leave_or_enter", "condense", "reserve", "compute", "forget", "reset"],
     )
 
@@ -92,11 +93,12 @@ class Player:
             return
         begun = self.draw.choice(self.prompts)
         prompt = [*begun[: self.draw.randint(0, len(begun))], *self.tokens(9)]
+        namespace, wait = self.draw.choice([b"", b"", b"", b"tenant"]), self.draw.random() < 0.3
         try:
-            sequence = self.engine.pager.try_admit(prompt, namespace=self.draw.choice([b"", b"", b"", b"tenant"]))
+            sequence = self.engine.pager.try_admit(prompt, namespace=namespace, wait=wait)
         except kvpager.NeverFits:
             return
-        if sequence is not None:
+        if isinstance(sequence, kvpager.Sequence):
             self.enter(self.engine.adopt(sequence))
             self.prompts.append(prompt)
 
@@ -157,6 +159,24 @@ class Player:
         number = self.draw.randint(0, 9)
         counts = {each: min(number, self.room(each)) for each in self.in_batch()}
         self.engine.batch.try_reserve(self.engine.counts(counts))
+
+    def reorder(self) -> None:
+        """A beam step over some rows: each beam goes on from any of them, with one of its best tokens."""
+        self.engine.finish_steps()
+        rows = [each for each in self.in_batch() if each.num_committed and self.draw.random() < 0.7]
+        if not rows or len(self.engine.sequences) + len(rows) > SEQUENCES_MAX:
+            return
+        parents = [self.draw.choice(rows) for _ in range(self.draw.randint(1, len(rows)))]
+        for parent in parents:
+            parent.truncate(parent.num_committed)
+        tokens = [
+            choose(TRUTH.of(each.tokens.tolist()).logits[len(each) - 1], self.draw.randint(0, 2)) for each in parents
+        ]
+        row_of = self.engine.batch.row_of
+        _, new = self.engine.batch.reorder([*map(row_of, parents)], tokens, [*map(row_of, rows)])
+        for child in new:
+            if child is not None:
+                self.engine.adopt(child)
 
     # Steps.
 

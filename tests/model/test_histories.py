@@ -39,7 +39,7 @@ class ModelMachine(RuleBasedStateMachine):
 
 
 def test_histories_of_a_model(runs: int | None) -> None:
-    run_state_machine_as_test(ModelMachine, settings=settings(max_examples=runs or 40, stateful_step_count=40))
+    run_state_machine_as_test(ModelMachine, settings=settings(max_examples=runs or 30, stateful_step_count=40))
 
 
 def swarm(seed: int, runs: int, steps: int) -> None:
@@ -49,7 +49,7 @@ def swarm(seed: int, runs: int, steps: int) -> None:
         weights = {operation: draw.random() ** 2 for operation in Player.OPERATIONS}
         weights["turn"] += 2
         weights["admit"] += 0.5
-        for often in ("resume", "fork", "plan_and_cancel"):
+        for often in ("resume", "fork", "reorder", "plan_and_cancel"):
             weights[often] += 0.2
         for seldom in ("release", "preempt", "reset", "forget"):
             weights[seldom] *= 0.3

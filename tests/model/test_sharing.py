@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -132,20 +133,29 @@ def test_a_chain_of_forks_before_any_copy_is_made() -> None:
     engine.finish()
 
 
-def reorder(engine: Engine, rows: list[Any], parents: list[int], tokens: list[int]) -> list[Any]:
-    """Beam i goes on from beam ``parents[i]`` with ``tokens[i]``. The only place that knows how that is done."""
+def by_forks(engine: Engine, beams: list[Any], parents: list[int], tokens: list[int]) -> list[Any]:
+    """Beam i goes on from beam ``parents[i]`` with ``tokens[i]``, by single calls."""
     following: list[Any] = []
     for parent in parents:
-        survives = not any(each is rows[parent] for each in following)
-        following.append(rows[parent] if survives else engine.adopt(rows[parent].fork()[0]))
-    for row in rows:
-        if not any(each is row for each in following):
-            row.release()
-    for row, token in zip(following, tokens, strict=True):
-        if engine.batch.row_of(row) is None:
-            engine.batch.add(row)
-        row.append(token)
+        survives = beams[parent] not in following
+        following.append(beams[parent] if survives else engine.adopt(beams[parent].fork()[0]))
+    for beam in beams:
+        if beam not in following:
+            beam.release()
+    for beam, token in zip(following, tokens, strict=True):
+        if engine.batch.row_of(beam) is None:
+            engine.batch.add(beam)
+        beam.append(token)
     return following
+
+
+def by_reorder(engine: Engine, beams: list[Any], parents: list[int], tokens: list[int]) -> list[Any]:
+    """The same in one call."""
+    in_row = {engine.batch.row_of(beam): beam for beam in beams}
+    rows, new = engine.batch.reorder([engine.batch.row_of(beams[parent]) for parent in parents], tokens, [*in_row])
+    return [
+        in_row[row] if child is None else engine.adopt(child) for row, child in zip(rows.tolist(), new, strict=True)
+    ]
 
 
 def best_beams(histories: list[list[int]], scores: list[float], width: int) -> list[tuple[float, int, int]]:
@@ -161,8 +171,9 @@ def best_beams(histories: list[list[int]], scores: list[float], width: int) -> l
 
 @each_block_size
 @each_mirror
-def test_beams(block_size: int, mirror: bool) -> None:
-    """A beam search through forks and releases finds the beams that one with copied caches finds."""
+@pytest.mark.parametrize("reorder", [by_forks, by_reorder])
+def test_beams(block_size: int, mirror: bool, reorder: Callable[..., list[Any]]) -> None:
+    """A beam search through shared blocks finds the beams that one with copied caches finds."""
     width = 4
     engine = Engine(512 // block_size, block_size, mirror=mirror)
     beams = [engine.admit(PROMPT)]
@@ -178,8 +189,33 @@ def test_beams(block_size: int, mirror: bool) -> None:
         expected = [[*expected[parent], token] for _, parent, token in right]
         expected_scores = [score for score, _, _ in right]
         assert [each.tokens.tolist() for each in beams] == expected
+        copies = engine.pager.stats().copies
         engine.step(dict.fromkeys(beams, 1), sampled=False)
+        assert engine.pager.stats().copies - copies < width, "no more than the partial blocks of those that part"
     assert forks > 6, "no beam ever had two children"
+    engine.finish()
+
+
+def test_beams_of_two_requests_beside_a_sample() -> None:
+    """Rows that take no part stay as they are; one request's beams are reordered while the other's wait."""
+    engine = Engine(128, 4)
+    sample, *beams = engine.admit(PROMPT[:7]), engine.admit(PROMPT), engine.admit(PROMPT[:30])
+    engine.step({sample: 7})
+    engine.step(dict(zip(beams, [45, 30], strict=True)), sampled=False)
+    groups, right = [[beam] for beam in beams], [[PROMPT], [PROMPT[:30]]]
+    scores = [[0.0], [0.0]]
+    for turn in range(8):
+        which = turn % 2
+        for group in (which, which) if turn < 4 else (0, 1):
+            chosen = best_beams(right[group], scores[group], 3)
+            parents, tokens = [parent for _, parent, _ in chosen], [token for _, _, token in chosen]
+            scores[group] = [score for score, _, _ in chosen]
+            groups[group] = by_reorder(engine, groups[group], parents, tokens)
+            right[group] = [[*right[group][parent], token] for parent, token in zip(parents, tokens, strict=True)]
+            assert [beam.tokens.tolist() for beam in groups[group]] == right[group]
+            engine.step(dict.fromkeys(groups[group], 1), sampled=False)
+        engine.step({sample: 1})
+    check_answer(sample, PROMPT[:7], 9)
     engine.finish()
 
 
@@ -256,6 +292,26 @@ def test_duplicates_computed_side_by_side() -> None:
     engine.step([0, 1, 1])
     check_answer(second, PROMPT, 3)
     check_answer(third, PROMPT, 2)
+    engine.finish()
+
+
+def test_identical_prompts_at_once_cost_one_prefill() -> None:
+    """Who would compute what another is computing waits, and then hits it chunk by chunk."""
+    engine = Engine(64, 4)
+    first = engine.admit(PROMPT)
+    computed, waiting = 0, 5
+    for chunk in (20, 20, 5):
+        assert isinstance(engine.pager.admit(PROMPT, wait=True), kvpager.Computing)
+        engine.step({first: chunk})
+        computed += chunk
+    while waiting and isinstance(sequence := engine.pager.admit(PROMPT, wait=True), kvpager.Sequence):
+        waiting -= 1
+        engine.batch.add(engine.adopt(sequence, rank=waiting))
+        computed += 45 - sequence.num_cached
+    engine.step()
+    assert (waiting, computed) == (0, 45 + 5)
+    for rank, sequence in zip((4, 3, 2, 1, 0), engine.sequences[1:], strict=True):
+        check_answer(sequence, PROMPT, 1, rank)
     engine.finish()
 
 
