@@ -98,7 +98,7 @@ class Player:
             sequence = self.engine.pager.try_admit(prompt, namespace=namespace, wait=wait)
         except kvpager.NeverFits:
             return
-        if isinstance(sequence, kvpager.Sequence):
+        if sequence is not None and not isinstance(sequence, kvpager.Computing):
             self.enter(self.engine.adopt(sequence))
             self.prompts.append(prompt)
 

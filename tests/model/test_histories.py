@@ -39,13 +39,13 @@ class ModelMachine(RuleBasedStateMachine):
 
 
 def test_histories_of_a_model(runs: int | None) -> None:
-    run_state_machine_as_test(ModelMachine, settings=settings(max_examples=runs or 30, stateful_step_count=40))
+    run_state_machine_as_test(ModelMachine, settings=settings(max_examples=runs or 20, stateful_step_count=40))
 
 
-def swarm(seed: int, runs: int, steps: int) -> None:
+def swarm(seed: int, runs: int, steps: int, **options: Any) -> None:
     for run_seed in range(seed, seed + runs):
         draw = random.Random(run_seed)
-        player = Player(draw)
+        player = Player(draw, **options)
         weights = {operation: draw.random() ** 2 for operation in Player.OPERATIONS}
         weights["turn"] += 2
         weights["admit"] += 0.5

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kvpager.reference
+from kvpager.reference.record import Record
+
 from .contiguous import choose
-from .device import Device, Paged, Row
+from .device import PLACEHOLDER, Device, Paged, Row
 from .engine import TRUTH, Engine
+from .test_histories import swarm
 from .test_sharing import PROMPT, check_answer
 
 BLOCK_SIZE = 8
@@ -196,3 +200,68 @@ def test_without_a_fault_nothing_is_found() -> None:
     check_answer(first, PROMPT, 2)
     check_answer(second, PROMPT[10:42], 2)
     engine.finish()
+
+
+# Faults of a pager, in the plain one: the random histories have to meet them.
+
+
+def _writes_to_shared_blocks(record: Record, pool: Any, start: int, stop: int) -> list[int]:
+    return []
+
+
+def _copies_committed_positions_only(record: Record, pool: Any, numbers: list[int], fresh: list[int]) -> list[int]:
+    """What an open step writes is not copied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Record, "num_planned", property(lambda record: record.num_committed))
+        return MAKE_WRITABLE(record, pool, numbers, fresh)
+
+
+def _publishes_what_is_planned(record: Record, block_size: int) -> range:
+    """A commit also publishes what a later step has still to compute."""
+    start = len(record.path)
+    if (start + 1) * block_size <= record.num_planned and PLACEHOLDER not in record.tokens[: (start + 1) * block_size]:
+        return range(start, start + 1)
+    return range(0)
+
+
+MAKE_WRITABLE = Record.make_writable
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("unwritable", _writes_to_shared_blocks),
+        ("make_writable", _copies_committed_positions_only),
+    ],
+)
+def test_random_histories_meet_the_faults_of_a_pager(name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Record, name, fault)
+    monkeypatch.setattr(kvpager.reference.Pager, "check", lambda pager: [])  # it would see some of them at once
+    with pytest.raises(AssertionError, match="of layer"):
+        swarm(seed=0, runs=100, steps=60, pager=kvpager.reference.Pager)
+
+
+def test_a_block_that_is_published_before_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Record, "_next_unit", _publishes_what_is_planned)
+    monkeypatch.setattr(kvpager.reference.Pager, "check", lambda pager: [])
+    engine = Engine(32, 4, late=True, pager=kvpager.reference.Pager)
+    first = engine.admit(PROMPT)
+    engine.plan({first: 4})
+    engine.plan({first: 4})
+    engine.commit()
+    assert engine.admit(PROMPT).num_cached == 8
+    with pytest.raises(AssertionError, match="K of layer 0, position 4: nothing in block"):
+        engine.settle()
+
+
+@pytest.mark.parametrize("what", ["copies", "updates", "slots"])
+def test_random_histories_meet_the_faults_of_a_caller(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, patch, launch = Device.copy, Engine.patch, Device.launch
+    if what == "copies":
+        monkeypatch.setattr(Device, "copy", lambda device, pairs: copy(device, pairs[1:]))
+    elif what == "updates":
+        monkeypatch.setattr(Engine, "patch", lambda engine, updates: patch(engine, updates[1:]))
+    else:
+        monkeypatch.setattr(Device, "launch", lambda device, rows, slots: launch(device, rows, slots[::-1]))
+    with pytest.raises((AssertionError, IndexError)):
+        swarm(seed=0, runs=100, steps=60)
