@@ -119,50 +119,46 @@ class Engine:
         in_row = {self.batch.row_of(each): each for each in self.sequences if each.state == "running"}
         lengths = {number: len(each) for number, each in in_row.items()}
         step = self.batch.step(num_tokens, tokens)
-        starts, positions, token_ids = step.query_start_loc.tolist(), step.positions.tolist(), step.token_ids.tolist()
-        rows = []
-        for number in range(step.num_rows):
-            sequence, span = in_row.get(number), slice(starts[number], starts[number + 1])
-            if sequence is None:
-                assert step.seq_lens[number] == 0
-                assert not positions[span]
-                continue
-            assert step.seq_lens[number] == sequence.num_planned
-            table = sequence.block_ids
-            assert step.block_tables[number, : len(table)].tolist() == table.tolist(), "the step shows another table"
-            if not positions[span]:
-                continue
-            start, stop = positions[span][0], int(step.seq_lens[number])
-            assert positions[span] == list(range(start, stop))
-            known = sequence.tokens.tolist()
-            assert token_ids[span] == known[start:stop]
-            new = known[max(start, lengths[number]) : stop]
-            rows.append(
-                Planned(
-                    tokens=known[:stop],
-                    start=start,
-                    stop=stop,
-                    table=(step.block_tables if self.mirror is None else self.mirror)[number],
-                    number=number,
-                    sequence=sequence,
-                    num_drafts=len(new) - new.count(PLACEHOLDER),
-                    end_is_known=len(known) > stop,
-                    sources={
-                        position: self.source(sequence, position)
-                        for position in range(stop)
-                        if known[position] == PLACEHOLDER
-                    },
-                )
-            )
+        rows = [
+            self.planned(step, number, in_row.get(number), lengths.get(number, 0)) for number in range(step.num_rows)
+        ]
         if self.mirror is not None:
             self.stream.append(self.patch(step.updates))
-        planned = Launch(step, rows, step.copies)
+        planned = Launch(step, [row for row in rows if row is not None], step.copies)
         self.open.append(planned)
         self.stream.append(planned)
         if launch:
             self.launch()
         self.settle()
         return planned
+
+    def planned(self, step: Any, number: int, sequence: Any, length: int) -> Planned | None:
+        """What a step says of one row, in which a sequence had this length; None if it leaves the row out."""
+        span = slice(*step.query_start_loc[number : number + 2].tolist())
+        positions = step.positions[span].tolist()
+        if sequence is None:
+            assert (step.seq_lens[number], positions) == (0, []), "an empty row is planned"
+            return None
+        table = sequence.block_ids
+        assert step.seq_lens[number] == sequence.num_planned
+        assert step.block_tables[number, : len(table)].tolist() == table.tolist(), "the step shows another table"
+        if not positions:
+            return None
+        start, stop, known = positions[0], sequence.num_planned, sequence.tokens.tolist()
+        assert positions == list(range(start, stop))
+        assert step.token_ids[span].tolist() == known[start:stop]
+        new = known[max(start, length) : stop]
+        return Planned(
+            tokens=known[:stop],
+            start=start,
+            stop=stop,
+            table=(step.block_tables if self.mirror is None else self.mirror)[number],
+            number=number,
+            sequence=sequence,
+            num_drafts=len(new) - new.count(PLACEHOLDER),
+            end_is_known=len(known) > stop,
+            sources={place: self.source(sequence, place) for place in range(stop) if known[place] == PLACEHOLDER},
+        )
 
     def counts(self, of: dict[Any, int]) -> list[int]:
         """A number for each row, from one for each sequence."""

@@ -68,4 +68,4 @@ def test_a_swarm_of_a_model(seed: int, runs: int | None) -> None:
 
 @pytest.mark.slow
 def test_a_long_swarm_of_a_model(seed: int, runs: int | None) -> None:
-    swarm(seed, runs or 1_000, steps=200)
+    swarm(seed, runs or 300, steps=200)
