@@ -229,16 +229,10 @@ class Scheduler:
         planned = self._plan()
         if planned is None:
             return
-        step, samples = planned
-        # Logits are wanted where a row reaches its end in this step.
-        starts = step.query_start_loc
-        due = [
-            (row, sample)
-            for row, sample in enumerate(samples)
-            if starts[row] < starts[row + 1] and sample.seq.num_planned == len(sample.seq)
-        ]
+        step, due = planned
         self.pages.begin(step)
-        wanted = starts[[row + 1 for row, _ in due]] - 1
+        last = step.query_start_loc[1:] - 1
+        wanted = last[[row for row, _ in due]]
         logits = self.model.forward(step.token_ids, step.positions, self.pages.attend, wanted)
         self.counters.steps += 1
         self.counters.computed_tokens += step.num_tokens
@@ -302,8 +296,8 @@ class Scheduler:
         self.running.append(sample)
         self.running.sort(key=lambda sample: sample.age)
 
-    def _plan(self) -> tuple[kvpager.Step, list[Sample]] | None:
-        """The step that fits, and the sample in each row.
+    def _plan(self) -> tuple[kvpager.Step, list[tuple[int, Sample]]] | None:
+        """The step that fits, and of which rows it computes all that is missing: these get their next token.
 
         Rows that find no block sit out for a while; then the youngest sample makes room.
         """
@@ -312,21 +306,27 @@ class Scheduler:
             samples = sorted(self.running, key=lambda sample: self.batch.row_of(sample.seq) or 0)
             counts = self._counts(samples)
             try:
-                step = self.batch.step(counts, _pending_tokens(samples, counts))
+                planned = self._step(samples, counts)
                 self._steps_waited = 0
-                return step, samples
+                return planned
             except kvpager.OutOfBlocks as full:
                 counts[list(full.rows)] = 0
                 self.counters.rows_left_out += len(full.rows)
             if counts.any() and self._steps_waited < self.limits.patience:
                 self._steps_waited += 1
-                return self.batch.step(counts, _pending_tokens(samples, counts)), samples
+                return self._step(samples, counts)
             # All that runs is older than all that was preempted: nobody is admitted while somebody waits to come back.
             youngest = self.running.pop()
             youngest.seq.preempt()  # its KV may stay cached; resume finds what is left of it
             self.preempted.insert(0, youngest)
         self._steps_waited = 0
         return None
+
+    def _step(self, samples: list[Sample], counts: NDArray[np.int32]) -> tuple[kvpager.Step, list[tuple[int, Sample]]]:
+        due = [(row, sample) for row, sample in enumerate(samples) if counts[row] == sample.num_missing]
+        # The tokens behind the known ones: those sampled last, of rows that get as far.
+        new = [sample.pending for _, sample in due if sample.pending is not None]
+        return self.batch.step(counts, new), due
 
     def _counts(self, samples: list[Sample]) -> NDArray[np.int32]:
         """Positions of each row: one where it decodes, a chunk where it prefills, the oldest first in the budget."""
@@ -383,16 +383,6 @@ class Scheduler:
         self.waiting.clear()
         for sample in samples:
             self._end(sample, "aborted")
-
-
-def _pending_tokens(samples: list[Sample], counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The tokens that a step takes along, rows in order: those sampled last, where a row gets as far."""
-    pending = [
-        sample.pending
-        for sample, count in zip(samples, counts, strict=True)
-        if sample.pending is not None and count == sample.num_missing
-    ]
-    return np.array(pending, np.int32)
 
 
 def choose(logits: Floats, temperature: float, seed: tuple[int, int, int]) -> int:
