@@ -5,15 +5,11 @@ What is told to clients is compared token by token: the random model's tokenizer
 
 from __future__ import annotations
 
-import pathlib
 import random
-import sys
 import threading
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import kvpager
 from examples.server.llama import Llama

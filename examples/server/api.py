@@ -50,9 +50,9 @@ class BadRequestError(ValueError):
 class Fields:
     """A request's fields. What is not asked for by the end was not understood, and is refused rather than ignored."""
 
-    def __init__(self, values: object) -> None:
+    def __init__(self, values: object, name: str | None = None) -> None:
         if not isinstance(values, dict):
-            raise BadRequestError("the body must be a JSON object")
+            raise BadRequestError(f"{name or 'the body'} must be a JSON object", name)
         # null is the same as absent.
         self.values = {name: value for name, value in values.items() if value is not None}
 
@@ -158,7 +158,8 @@ class Api:
                 f"there is no model {_show(model)}, only {self.model!r}", "model", 404, "model_not_found"
             )
         is_streamed = fields.boolean("stream")
-        options = Fields(fields.take("stream_options") or {})
+        options = fields.take("stream_options")
+        options = Fields({} if options is None else options, "stream_options")
         has_usage = options.boolean("include_usage")
         options.done("stream_options.")
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
@@ -192,7 +193,7 @@ class Api:
             temperature=1.0 if temperature is None else temperature,
             seed=secrets.randbits(64) if seed is None else seed % 2**64,
             stop=_stop(fields.take("stop")),
-            n=fields.integer("n", 1, 128) or 1,
+            n=fields.integer("n", 1, self.scheduler.limits.max_seqs) or 1,
             namespace=(("api-key", key),),
         )
 

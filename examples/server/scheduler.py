@@ -150,7 +150,9 @@ class Scheduler:
         self._steps_waited = 0
         self._wake = threading.Condition()
         self._inbox = _Inbox()
-        self._thread = threading.Thread(target=self._run, name="scheduler")
+        self._thread = threading.Thread(
+            target=self._run, name="scheduler", daemon=True
+        )  # a second Ctrl-C waits for nothing
 
     # From any thread
 
