@@ -1,4 +1,4 @@
-"""The example server over a socket, with the `openai` client: a random model, and the real one where it is installed."""
+"""The example server over a socket, with the `openai` client: a random model, and the real one if it is installed."""
 
 from __future__ import annotations
 
@@ -109,9 +109,15 @@ def serving(scheduler):
         server.close()
 
 
+class EndlessTokenizer(ByteTokenizer):
+    """Every answer is as long as was asked for."""
+
+    end_of_turn = -1
+
+
 @pytest.fixture(scope="module")
 def noise():
-    with serving(Scheduler(Llama.random(0, context=2048), ByteTokenizer(), 160, 16)) as server:
+    with serving(Scheduler(Llama.random(0, context=2048), EndlessTokenizer(), 160, 16)) as server:
         yield server
 
 
@@ -394,7 +400,7 @@ class TestDisconnect:
         assert noise.metrics()["requests"] == requests + 1
 
     def test_a_server_that_stops_amid_an_answer(self):
-        scheduler = Scheduler(Llama.random(0, context=4096), ByteTokenizer(), 300, 16)
+        scheduler = Scheduler(Llama.random(0, context=4096), EndlessTokenizer(), 300, 16)
         server = Server(scheduler)
         server.server.config.timeout_graceful_shutdown = 0.2
         stream = server.ask(stream=True, **LONG | {"max_tokens": 3900})

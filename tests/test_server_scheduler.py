@@ -161,6 +161,49 @@ def test_the_oldest_is_never_the_one_who_makes_room():
     assert all(each.is_done for each in others)
 
 
+def test_who_sat_out_comes_before_who_waits():
+    scheduler = a_scheduler(6, max_seqs=3, watermark=0.0, patience=100)
+    first, second = ask(scheduler, some(0, 9), 8), ask(scheduler, some(1, 7), 6)
+    for _ in range(4):
+        scheduler.step()
+    third = ask(scheduler, some(2, 12), 2)
+    for _ in range(2):
+        scheduler.step()
+    # The first sat out two steps, for want of a fourth block. Those of the second are free now: enough for the third.
+    assert (len(first.texts[0]), scheduler.counters.rows_left_out, second.is_done) == (4, 2, True)
+    scheduler.step()
+    assert (len(first.texts[0]), third.events) == (5, [])
+    drive(scheduler)
+    assert (scheduler.metrics()["pager_preemptions"], third.texts) == (0, third.alone())
+
+
+def test_who_waits_is_admitted_when_all_who_sat_out_are_gone():
+    scheduler = a_scheduler(6, max_seqs=2, watermark=0.0, patience=100)
+    running = [ask(scheduler, some(0, 9), 8), ask(scheduler, some(1, 7), 12)]
+    for _ in range(5):
+        scheduler.step()
+    assert scheduler.counters.rows_left_out > 0
+    for each in running:
+        scheduler.abort(each.request)
+    later = ask(scheduler, some(2, 12), 2)
+    drive(scheduler, max_steps=10)
+    assert later.is_done
+
+
+def test_the_oldest_prompt_is_computed_first_in_whatever_row_it_is():
+    scheduler = a_scheduler(prefill_budget=8)
+    _, older, younger = ask(scheduler, some(0, 8), 1), ask(scheduler, some(1, 40), 2), ask(scheduler, some(2, 40), 2)
+    for _ in range(2):
+        scheduler.step()
+    rows = [scheduler.batch.row_of(sample.seq) for sample in scheduler.running]
+    assert [sample.request for sample in scheduler.running] == [older.request, younger.request]
+    assert rows == [1, 0]
+    while not older.events:
+        assert scheduler.running[1].seq.num_planned == 0
+        scheduler.step()
+    drive(scheduler)
+
+
 def test_a_sequence_alone_may_hold_blocks_twice_and_still_comes_through():
     """It follows blocks published before, and holds its own: preempted and resumed, it holds each once."""
     scheduler = a_scheduler(10, watermark=0.0)

@@ -62,13 +62,13 @@ class GgufTokenizer:
 class ByteTokenizer:
     """For the random model of 256 tokens: a token is a byte. Control tokens are bytes that UTF-8 never has."""
 
-    _START = 0xFE
-    end_of_turn = 0xFF
+    _START, _END = 0xFE, 0xFF
+    end_of_turn = _END
 
     def chat(self, messages: list[tuple[str, str]]) -> list[int]:
         prompt = []
         for role, content in messages:
-            prompt += [self._START, *f"{role}\n{content}".encode(), self.end_of_turn]
+            prompt += [self._START, *f"{role}\n{content}".encode(), self._END]
         return [*prompt, self._START]
 
     def decoder(self) -> Decode:
