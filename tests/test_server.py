@@ -156,12 +156,12 @@ class TestRealModel:
     def test_an_answer_does_not_depend_on_what_else_runs(self, smollm):
         messages = [[SYSTEM, {"role": "user", "content": text}] for text in ("Write a haiku.", "Count.", "Say hello.")]
         draws = [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0}]
-        alone = [smollm.text(each, max_tokens=10, **draw) for each, draw in zip(messages, draws, strict=True)]
+        alone = [smollm.text(each, max_tokens=6, **draw) for each, draw in zip(messages, draws, strict=True)]
         clients = [smollm.a_client(f"tenant {number}") for number in range(3)]  # so that nothing is cached
         with concurrent.futures.ThreadPoolExecutor(4) as threads:
-            noise = threads.submit(smollm.ask, FRANCE, n=2, temperature=1.0, max_tokens=12, client=clients[0])
+            noise = threads.submit(smollm.ask, FRANCE, n=2, temperature=1.0, max_tokens=8, client=clients[0])
             among = [
-                threads.submit(smollm.text, each, max_tokens=10, client=client, **draw)
+                threads.submit(smollm.text, each, max_tokens=6, client=client, **draw)
                 for each, client, draw in zip(messages, clients, draws, strict=True)
             ]
             assert [each.result() for each in among] == alone
