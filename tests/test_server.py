@@ -458,6 +458,9 @@ class TestCommand:
             (["--gguf", __file__], 1, "is no GGUF file"),
             (["--random", "--num-blocks", "1"], 1, "it takes 2 or more"),
             (["--random", "--block-size", "0"], 1, "block_size"),
+            (["--random", "--prefill-budget", "0"], 1, "it takes 1 or more"),
+            (["--random", "--max-seqs", "0"], 1, "max_seqs"),
+            (["--random", "--port", "70000"], 2, "there is no port 70000"),
             (["--random", "--gguf", "x"], 2, "not allowed with"),
         ],
     )

@@ -57,7 +57,10 @@ def arguments() -> argparse.Namespace:
         help="one matrix product for all rows: faster for long prompts and large batches, but the last bits of the"
         " scores then vary with what else runs",
     )
-    return parser.parse_args()
+    given = parser.parse_args()
+    if not 0 <= given.port < 65536:
+        parser.error(f"there is no port {given.port}: 0 to 65535")
+    return given
 
 
 def main() -> None:
@@ -73,7 +76,7 @@ def main() -> None:
             print("Serving a tiny random model: its answers are noise.", file=sys.stderr)
         limits = Limits(given.max_seqs, given.prefill_budget, watermark=given.watermark)
         scheduler = Scheduler(model, tokenizer, given.num_blocks, given.block_size, limits)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, MemoryError) as error:
         sys.exit(f"error: {error}")
     print(f"Model {model.name}; {scheduler.max_len} tokens of prompt and answer at most.", file=sys.stderr)
     uvicorn.run(Api(scheduler).app(), host=given.host, port=given.port, timeout_graceful_shutdown=3)

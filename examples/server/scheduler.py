@@ -134,6 +134,8 @@ class Scheduler:
         )
         # A sequence alone in the pool may hold one block twice: its own, and an equal one that was published earlier.
         self.max_len = min(model.config.context, (num_blocks - 1) * block_size)
+        if self.limits.prefill_budget < 1:
+            raise ValueError(f"a prefill budget of {self.limits.prefill_budget} computes no prompt: it takes 1 or more")
         if self.max_len < 1:
             raise ValueError(f"a pool of {num_blocks} block serves nothing: it takes 2 or more")
         self.batch = self.pager.batch(
@@ -150,9 +152,8 @@ class Scheduler:
         self._steps_waited = 0
         self._wake = threading.Condition()
         self._inbox = _Inbox()
-        self._thread = threading.Thread(
-            target=self._run, name="scheduler", daemon=True
-        )  # a second Ctrl-C waits for nothing
+        # A daemon, because a second Ctrl-C waits for nothing.
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     # From any thread
 
@@ -189,9 +190,8 @@ class Scheduler:
 
     def metrics(self) -> dict[str, int]:
         now = {"waiting": len(self.waiting), "running": len(self.running), "preempted": len(self.preempted)}
-        return (
-            now | vars(self.counters) | {f"pager_{name}": value for name, value in self.pager.stats().as_dict().items()}
-        )
+        pager = {f"pager_{name}": value for name, value in self.pager.stats().as_dict().items()}
+        return now | vars(self.counters) | pager
 
     def start(self) -> None:
         self._thread.start()
@@ -269,29 +269,15 @@ class Scheduler:
         for request in list(self.waiting):
             if request.n > rows_left:
                 return
-            if self._is_computed_now(request):
-                continue
-            seq = self.pager.try_admit(request.prompt, namespace=request.namespace)
+            seq = self.pager.try_admit(request.prompt, namespace=request.namespace, wait=True)
+            if isinstance(seq, kvpager.Computing):
+                continue  # a running prefill is about to compute more of this prompt: it will be a hit
             if seq is None:
                 return
             self.waiting.remove(request)
             rows_left -= request.n
             request.num_cached = seq.num_cached
             self._enter(Sample(request, 0, seq, AnswerText(self.tokenizer.decoder(), request.stop)))
-
-    def _is_computed_now(self, request: Request) -> bool:
-        """A running prefill computes more of this prompt than is cached yet: wait for it rather than do it twice."""
-        size = self.pager.block_size
-        cached = self.pager.match(request.prompt, namespace=request.namespace).num_tokens
-        for sample in self.running:
-            other = sample.request
-            if sample.seq.num_committed < len(other.prompt) and other.namespace == request.namespace:
-                comparable = min(len(request.prompt) - 1, len(other.prompt))
-                differing = np.flatnonzero(request.prompt[:comparable] != other.prompt[:comparable])
-                shared = int(differing[0]) if len(differing) else comparable
-                if shared // size * size > cached:
-                    return True
-        return False
 
     def _enter(self, sample: Sample) -> None:
         self.batch.add(sample.seq)
@@ -311,11 +297,12 @@ class Scheduler:
                 planned = self._step(samples, counts)
                 self._steps_waited = 0
                 return planned
-            except kvpager.OutOfBlocks as full:
-                counts[list(full.rows)] = 0
-                self.counters.rows_left_out += len(full.rows)
+            except kvpager.OutOfBlocks as error:
+                left_out = list(error.rows)
+            counts[left_out] = 0
             if counts.any() and self._steps_waited < self.limits.patience:
                 self._steps_waited += 1
+                self.counters.rows_left_out += len(left_out)
                 return self._step(samples, counts)
             # All that runs is older than all that was preempted: nobody is admitted while somebody waits to come back.
             youngest = self.running.pop()
@@ -364,12 +351,10 @@ class Scheduler:
         self.counters.generated_tokens += 1
         is_end = token == self.tokenizer.end_of_turn
         text, is_stopped = ("", False) if is_end else sample.text.push(token)
-        finish_reason = (
-            "stop" if is_end or is_stopped else "length" if sample.num_tokens == request.max_tokens else None
-        )
-        if finish_reason and not is_stopped:
-            text += sample.text.held
+        is_longest = sample.num_tokens == request.max_tokens
+        finish_reason = "stop" if is_end or is_stopped else "length" if is_longest else None
         if finish_reason:
+            text += "" if is_stopped else sample.text.held
             self._end(sample, "finished")
         request.on_event(Delta(sample.index, text, finish_reason))
 
