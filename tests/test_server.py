@@ -366,7 +366,7 @@ class TestBadInput:
                 return error.code, json.load(error)
 
 
-class TestDisconnect:
+class TestEndings:
     def aborted(self, server, before):
         wait_until(lambda: server.metrics()["aborted"] == before["aborted"] + 1, "the request was not aborted")
         server.wait_until_idle()
@@ -398,6 +398,26 @@ class TestDisconnect:
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         assert noise.text(FRANCE, max_tokens=2)
         assert noise.metrics()["requests"] == requests + 1
+
+    def test_a_full_queue(self):
+        with serving(Scheduler(Llama.random(), EndlessTokenizer(), 32, 16, Limits(max_waiting=0))) as server:
+            with pytest.raises(openai.InternalServerError, match="0 requests wait already") as error:
+                server.ask(FRANCE, max_tokens=2)
+            assert (error.value.status_code, error.value.code) == (503, "overloaded")
+
+    @pytest.mark.parametrize("is_streamed", [False, True])
+    def test_a_server_that_fails_amid_an_answer(self, is_streamed, monkeypatch):
+        raised = []
+        monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_type))
+        scheduler = Scheduler(Llama.random(), EndlessTokenizer(), 32, 16)
+        with serving(scheduler) as server:
+            monkeypatch.setattr(scheduler.model, "forward", lambda *_: 1 / 0)
+            with pytest.raises(openai.APIError, match="the scheduler failed: ZeroDivisionError"):
+                list(server.ask(FRANCE, max_tokens=2, stream=is_streamed))
+            with pytest.raises(openai.InternalServerError, match="the scheduler failed") as error:
+                server.ask(FRANCE, max_tokens=2)
+            assert error.value.status_code == 503
+        assert raised == [ZeroDivisionError]
 
     def test_a_server_that_stops_amid_an_answer(self):
         scheduler = Scheduler(Llama.random(0, context=4096), EndlessTokenizer(), 300, 16)
