@@ -1,0 +1,382 @@
+"""The serving loop: who is admitted, what each step computes, who makes room when the pool is full.
+
+One thread runs it and is the only one that calls kvpager for the sequences. `submit`, `abort` and `metrics` may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvpager
+
+from .llama import Floats, Llama
+from .pages import PagedKV
+from .tokenizer import AnswerText, ChatTokenizer
+
+
+@dataclass(frozen=True)
+class Delta:
+    """More text of one sample, and why it ended, if it did: "stop", "length"."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request ends here, unanswered: the server stops, or met a bug."""
+
+    message: str
+
+
+Event: TypeAlias = Delta | Failed
+
+
+class NeverFitsError(ValueError):
+    """A request that this server can never answer."""
+
+
+class OverloadedError(RuntimeError):
+    """Too many requests wait, or the server stops: try again later."""
+
+
+@dataclass(eq=False)
+class Request:
+    prompt: NDArray[np.int32]
+    max_tokens: int | None  # None: as many as fit
+    on_event: Callable[[Event], None]  # called from the scheduler's thread: must not block
+    temperature: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    namespace: kvpager.Namespace = b""
+    # Written by the scheduler, before the event that tells.
+    number: int = -1
+    num_cached: int = 0
+    num_sampled: int = 0
+    is_forked: bool = False
+
+
+@dataclass(eq=False)
+class Sample:
+    """One answer in the making."""
+
+    request: Request
+    index: int
+    seq: kvpager.Sequence
+    text: AnswerText
+    num_tokens: int = 0
+    # The sampled token that is not in the sequence yet: the next step that reaches the sequence's end takes it along.
+    pending: int | None = None
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return self.request.number, self.index
+
+    @property
+    def num_missing(self) -> int:
+        """Positions to compute before the next token can be sampled: a prompt's rest, or 1 in a decode step."""
+        return len(self.seq) - self.seq.num_planned + (self.pending is not None)
+
+
+@dataclass
+class Counters:
+    requests: int = 0
+    aborted: int = 0
+    steps: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    rows_left_out: int = 0
+
+
+@dataclass
+class Limits:
+    """What fits: rows, prompt tokens computed a step, requests that wait."""
+
+    max_seqs: int = 8
+    prefill_budget: int = 128
+    max_waiting: int = 256
+    # Steps in which rows that find no block sit out, in the hope that another sequence ends, before one is preempted.
+    patience: int = 4
+    watermark: float = 0.02
+
+
+@dataclass
+class _Inbox:
+    """What other threads ask for, until the loop takes it."""
+
+    submitted: list[Request] = field(default_factory=list)
+    aborted: list[Request] = field(default_factory=list)
+    closed_for: str | None = None  # why
+
+
+class Scheduler:
+    def __init__(
+        self,
+        model: Llama,
+        tokenizer: ChatTokenizer,
+        num_blocks: int,
+        block_size: int = 16,
+        limits: Limits | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.limits = model, tokenizer, limits or Limits()
+        self.pager = kvpager.Pager(
+            num_blocks, block_size, watermark=self.limits.watermark, identity=model.name.encode()
+        )
+        # A sequence alone in the pool may hold one block twice: its own, and an equal one that was published earlier.
+        self.max_len = min(model.config.context, (num_blocks - 1) * block_size)
+        if self.limits.prefill_budget < 1:
+            raise ValueError(f"a prefill budget of {self.limits.prefill_budget} computes no prompt: it takes 1 or more")
+        if self.max_len < 1:
+            raise ValueError(f"a pool of {num_blocks} block serves nothing: it takes 2 or more")
+        self.batch = self.pager.batch(
+            self.limits.max_seqs,
+            -(-self.max_len // block_size),
+            self.limits.max_seqs + self.limits.prefill_budget,
+            buffers=1,
+        )
+        self.pages = PagedKV(model.config, num_blocks, block_size, is_exact=model.is_exact)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Sample] = []  # oldest first
+        self.preempted: list[Sample] = []  # oldest first
+        self.counters = Counters()
+        self._steps_waited = 0
+        self._wake = threading.Condition()
+        self._inbox = _Inbox()
+        # A daemon, because a second Ctrl-C waits for nothing.
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    # From any thread
+
+    def submit(self, request: Request) -> None:
+        room = self.max_len - len(request.prompt)
+        if room < 1:
+            raise NeverFitsError(
+                f"the prompt has {len(request.prompt)} tokens; prompt and answer together can have {self.max_len} here"
+            )
+        if request.max_tokens is None:
+            request.max_tokens = room
+        if request.max_tokens > room:
+            raise NeverFitsError(
+                f"{len(request.prompt)} tokens of prompt and {request.max_tokens} of answer are more than the"
+                f" {self.max_len} that they can have here: ask for {room} or fewer"
+            )
+        if request.n > self.limits.max_seqs:
+            raise NeverFitsError(f"n is {request.n}; this server computes {self.limits.max_seqs} answers at once")
+        with self._wake:
+            if self._inbox.closed_for:
+                raise OverloadedError(self._inbox.closed_for)
+            if len(self.waiting) + len(self._inbox.submitted) >= self.limits.max_waiting:
+                raise OverloadedError(f"{self.limits.max_waiting} requests wait already")
+            request.number = self.counters.requests
+            self.counters.requests += 1
+            self._inbox.submitted.append(request)
+            self._wake.notify()
+
+    def abort(self, request: Request) -> None:
+        """The client is gone. Nothing happens to a request that has ended."""
+        with self._wake:
+            self._inbox.aborted.append(request)
+            self._wake.notify()
+
+    def metrics(self) -> dict[str, int]:
+        now = {"waiting": len(self.waiting), "running": len(self.running), "preempted": len(self.preempted)}
+        pager = {f"pager_{name}": value for name, value in self.pager.stats().as_dict().items()}
+        return now | vars(self.counters) | pager
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._wake:
+            self._inbox.closed_for = self._inbox.closed_for or "the server stops"
+            self._wake.notify()
+        self._thread.join()
+
+    # The loop
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not (self.is_busy or self._inbox.closed_for):
+                        self._wake.wait()
+                    if self._inbox.closed_for:
+                        break
+                self.step()
+        except Exception as error:
+            with self._wake:
+                self._inbox.closed_for = f"the scheduler failed: {error!r}"
+            raise
+        finally:
+            self._fail_all()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._inbox.submitted or self._inbox.aborted or self.waiting or self.running or self.preempted)
+
+    def step(self) -> None:
+        """One round: take in, admit, compute, sample."""
+        self._take_in()
+        self._admit()
+        planned = self._plan()
+        if planned is None:
+            return
+        step, due = planned
+        self.pages.begin(step)
+        last = step.query_start_loc[1:] - 1
+        wanted = last[[row for row, _ in due]]
+        logits = self.model.forward(step.token_ids, step.positions, self.pages.attend, wanted)
+        self.counters.steps += 1
+        self.counters.computed_tokens += step.num_tokens
+        step.commit()  # the KV is written: from now on full blocks can be hit
+        for (row, sample), scores in zip(due, logits, strict=True):
+            for each in [sample, *self._fork(row, sample)]:
+                self._give(each, scores)
+
+    def _take_in(self) -> None:
+        with self._wake:
+            submitted, aborted = self._inbox.submitted, self._inbox.aborted
+            self._inbox.submitted, self._inbox.aborted = [], []
+        self.waiting.extend(submitted)
+        for request in aborted:
+            samples = [sample for sample in (*self.running, *self.preempted) if sample.request is request]
+            self.counters.aborted += bool(samples) or request in self.waiting
+            for sample in samples:
+                self._end(sample, "aborted")
+            if request in self.waiting:
+                self.waiting.remove(request)
+
+    def _admit(self) -> None:
+        """Whoever was preempted comes back first, then who waits, in order, while there is room."""
+        if self._steps_waited:
+            return
+        while self.preempted:
+            if self.preempted[0].seq.try_resume() is None:
+                return
+            self._enter(self.preempted.pop(0))
+        # Those samples of a request that are still to be forked have their rows reserved.
+        rows_left = self.limits.max_seqs - sum(1 if each.request.is_forked else each.request.n for each in self.running)
+        for request in list(self.waiting):
+            if request.n > rows_left:
+                return
+            seq = self.pager.try_admit(request.prompt, namespace=request.namespace, wait=True)
+            if isinstance(seq, kvpager.Computing):
+                continue  # a running prefill is about to compute more of this prompt: it will be a hit
+            if seq is None:
+                return
+            self.waiting.remove(request)
+            rows_left -= request.n
+            request.num_cached = seq.num_cached
+            self._enter(Sample(request, 0, seq, AnswerText(self.tokenizer.decoder(), request.stop)))
+
+    def _enter(self, sample: Sample) -> None:
+        self.batch.add(sample.seq)
+        self.running.append(sample)
+        self.running.sort(key=lambda sample: sample.age)
+
+    def _plan(self) -> tuple[kvpager.Step, list[tuple[int, Sample]]] | None:
+        """The step that fits, and of which rows it computes all that is missing: these get their next token.
+
+        Rows that find no block sit out for a while; then the youngest sample makes room.
+        """
+        while self.running:
+            self.batch.condense()  # no empty rows below the last
+            samples = sorted(self.running, key=lambda sample: self.batch.row_of(sample.seq) or 0)
+            counts = self._counts(samples)
+            try:
+                planned = self._step(samples, counts)
+                self._steps_waited = 0
+                return planned
+            except kvpager.OutOfBlocks as error:
+                left_out = list(error.rows)
+            counts[left_out] = 0
+            if counts.any() and self._steps_waited < self.limits.patience:
+                self._steps_waited += 1
+                self.counters.rows_left_out += len(left_out)
+                return self._step(samples, counts)
+            # All that runs is older than all that was preempted: nobody is admitted while somebody waits to come back.
+            youngest = self.running.pop()
+            youngest.seq.preempt()  # its KV may stay cached; resume finds what is left of it
+            self.preempted.insert(0, youngest)
+        self._steps_waited = 0
+        return None
+
+    def _step(self, samples: list[Sample], counts: NDArray[np.int32]) -> tuple[kvpager.Step, list[tuple[int, Sample]]]:
+        due = [(row, sample) for row, sample in enumerate(samples) if counts[row] == sample.num_missing]
+        # The tokens behind the known ones: those sampled last, of rows that get as far.
+        new = [sample.pending for _, sample in due if sample.pending is not None]
+        return self.batch.step(counts, new), due
+
+    def _counts(self, samples: list[Sample]) -> NDArray[np.int32]:
+        """Positions of each row: one where it decodes, a chunk where it prefills, the oldest first in the budget."""
+        counts = np.zeros(len(samples), np.int32)
+        budget = self.limits.prefill_budget
+        for row in sorted(range(len(samples)), key=lambda row: samples[row].age):
+            missing = samples[row].num_missing
+            counts[row] = 1 if missing == 1 else min(missing, budget)
+            budget -= 0 if missing == 1 else int(counts[row])
+        return counts
+
+    def _fork(self, row: int, sample: Sample) -> list[Sample]:
+        """The other samples of a prompt that is computed: they share its blocks, and copy the last one on write."""
+        request = sample.request
+        if request.is_forked or request.n == 1:
+            return []
+        request.is_forked = True
+        seqs = self.batch.fork([row], request.n - 1)
+        children = [
+            Sample(request, index, seq, AnswerText(self.tokenizer.decoder(), request.stop))
+            for index, seq in enumerate(seqs, start=1)
+        ]
+        self.running = sorted([*self.running, *children], key=lambda sample: sample.age)
+        return children
+
+    def _give(self, sample: Sample, logits: Floats) -> None:
+        """The next token of a sample, to it and to the client."""
+        request = sample.request
+        token = choose(logits, request.temperature, (request.seed, sample.index, sample.num_tokens))
+        sample.pending = token
+        sample.num_tokens += 1
+        request.num_sampled += 1
+        self.counters.generated_tokens += 1
+        is_end = token == self.tokenizer.end_of_turn
+        text, is_stopped = ("", False) if is_end else sample.text.push(token)
+        is_longest = sample.num_tokens == request.max_tokens
+        finish_reason = "stop" if is_end or is_stopped else "length" if is_longest else None
+        if finish_reason:
+            text += "" if is_stopped else sample.text.held
+            self._end(sample, "finished")
+        request.on_event(Delta(sample.index, text, finish_reason))
+
+    def _end(self, sample: Sample, reason: Literal["finished", "aborted"]) -> None:
+        sample.seq.release(reason)  # takes it out of the batch, too; its full blocks stay cached
+        (self.running if sample in self.running else self.preempted).remove(sample)
+
+    def _fail_all(self) -> None:
+        samples = [*self.running, *self.preempted]
+        for request in {*self._inbox.submitted, *self.waiting, *(sample.request for sample in samples)}:
+            request.on_event(Failed(self._inbox.closed_for or "the scheduler failed"))
+        self._inbox.submitted.clear()
+        self.waiting.clear()
+        for sample in samples:
+            self._end(sample, "aborted")
+
+
+def choose(logits: Floats, temperature: float, seed: tuple[int, int, int]) -> int:
+    """The best token, or one drawn by its probability. The draw depends on the seed alone: not on what else runs."""
+    if temperature == 0:
+        return int(logits.argmax())
+    weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    total = weights.cumsum()
+    drawn = np.searchsorted(total, np.random.default_rng(seed).random() * total[-1], side="right")
+    return min(int(drawn), len(total) - 1)
