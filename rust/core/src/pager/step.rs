@@ -553,7 +553,8 @@ impl Pager {
             let (row, from) = (at as usize, from as usize);
             let out = &mut arrays.block_tables[row * columns..(row + 1) * columns];
             let handle = batch.sequences.get(row).copied().flatten();
-            let table = handle.and_then(|handle| self.sequences.get(handle)).map_or(&[][..], |sequence| &sequence.table);
+            let table =
+                handle.and_then(|handle| self.sequences.get(handle)).map_or(&[][..], |sequence| &sequence.table);
             let len = table.len().min(columns);
             for (place, &block) in out[..len].iter_mut().zip(&table[..len]).skip(from) {
                 *place = block.cast_signed();
