@@ -71,7 +71,7 @@ def test_who_goes_away_frees_the_waiters(implementation, end):
     first = pager.admit(PROMPT)
     assert waits(pager, PROMPT) == (first.id, 8)
     if end == "truncate":
-        first.truncate(9)
+        first.truncate(3)
     elif end == "drop":
         del first
         pager.take_copies()
@@ -84,6 +84,24 @@ def test_who_goes_away_frees_the_waiters(implementation, end):
         admitted.release()
         first.resume()
         assert waits(pager, PROMPT) == (first.id, 8)
+
+
+def test_a_cut_behind_the_announced_block_leaves_the_rest_waiting(implementation):
+    """It is still computed. (A cancelled step that had planned beyond it changes nothing either.)"""
+    pager = implementation(40, 4)
+    first = pager.admit(PROMPT)
+    first.truncate(9)
+    assert waits(pager, PROMPT) == (first.id, 8)
+    batch = pager.batch(1, 8)
+    batch.add(first)
+    with nothing_changes(pager):
+        batch.step(11, [5, 5]).cancel()
+    first.truncate(5)
+    assert waits(pager, PROMPT) == (first.id, 4)
+    first.truncate(4)
+    assert waits(pager, PROMPT) == (first.id, 4)
+    first.truncate(3)
+    assert waits(pager, PROMPT) is None
 
 
 def test_a_fork_announces_nothing(implementation):

@@ -112,7 +112,7 @@ class Record:
 
     def truncate(self, pool: Pool, num_tokens: int) -> None:
         """Cut table, path and positions. An indexed block that is cut in two stays in the table as a shared partial."""
-        self.computing = False
+        self._cut_announced(pool, num_tokens)
         self._void_rows(num_tokens)
         kept = num_blocks(num_tokens, pool.index.block_size)
         full = num_tokens // pool.index.block_size
@@ -219,15 +219,20 @@ class Record:
         """Cancel the newest open row: its tokens go, and its new blocks, unless later tokens lie in them."""
         self.open_rows.remove(row)
         if row.stop > row.length_before:
-            self._cut_tokens(row.length_before)
+            self._cut_tokens(pool, row.length_before)
         elif row.stop < len(self.tokens) and self.tokens[row.stop] == PLACEHOLDER:
-            self._cut_tokens(row.stop)
+            self._cut_tokens(pool, row.stop)
         if len(self.table) == row.entries_after and len(self.tokens) <= row.length_before:
             while len(self.table) > row.entries_before:
                 pool.drop(self.table.pop())
 
-    def _cut_tokens(self, num_tokens: int) -> None:
-        self.computing = False
+    def _cut_announced(self, pool: Pool, num_tokens: int) -> None:
+        """A cut into the block that is announced, or above it, ends the announcement."""
+        if num_tokens < (len(self.path) + 1) * pool.index.block_size:
+            self.computing = False
+
+    def _cut_tokens(self, pool: Pool, num_tokens: int) -> None:
+        self._cut_announced(pool, num_tokens)
         del self.tokens[num_tokens:]
         self._void_rows(num_tokens)
 
