@@ -104,6 +104,23 @@ def test_a_cut_behind_the_announced_block_leaves_the_rest_waiting(implementation
     assert waits(pager, PROMPT) is None
 
 
+def test_a_rejected_draft_in_the_announced_block_ends_the_announcement(implementation):
+    """Also where another token comes in its place at once."""
+    pager = implementation(40, 4)
+    first = pager.admit([1] * 3)
+    batch = pager.batch(1, 8)
+    batch.add(first)
+    steps = batch.step(4, [7]), batch.step(5, [-1, 5, 6, 7, 8])
+    steps[0].commit([9])
+    prompt = [1, 1, 1, 7, 9, 5, 6, 7, 0]
+    assert waits(pager, prompt) == (first.id, 8)
+    batch.step(0)
+    steps[1].commit([7], [2])
+    assert first.tokens.tolist() == prompt[:8], "the same token, but by chance"
+    assert waits(pager, prompt) is None
+    assert pager.check() == []
+
+
 def test_a_fork_announces_nothing(implementation):
     pager = implementation(40, 4)
     first = pager.admit(PROMPT)
