@@ -112,7 +112,7 @@ class Record:
 
     def truncate(self, pool: Pool, num_tokens: int) -> None:
         """Cut table, path and positions. An indexed block that is cut in two stays in the table as a shared partial."""
-        self._withdraw_behind(pool, num_tokens)
+        self._cut_announced(pool, num_tokens)
         self._void_rows(num_tokens)
         kept = num_blocks(num_tokens, pool.index.block_size)
         full = num_tokens // pool.index.block_size
@@ -198,11 +198,6 @@ class Record:
             self.computing = True
             pool.announced.append(self)
 
-    def _withdraw_behind(self, pool: Pool, num_tokens: int) -> None:
-        """The sequence is cut to so few tokens: is what it has announced among them?"""
-        if num_tokens < (len(self.path) + 1) * pool.index.block_size:
-            self.computing = False
-
     def computes(self, pool: Pool, key: bytes, path: list[Node], block: list[int]) -> bool:
         """Whether this record has announced ``block`` behind ``path``."""
         number, size = len(path), pool.index.block_size
@@ -231,8 +226,13 @@ class Record:
             while len(self.table) > row.entries_before:
                 pool.drop(self.table.pop())
 
+    def _cut_announced(self, pool: Pool, num_tokens: int) -> None:
+        """A cut into the block that is announced, or above it, ends the announcement."""
+        if num_tokens < (len(self.path) + 1) * pool.index.block_size:
+            self.computing = False
+
     def _cut_tokens(self, pool: Pool, num_tokens: int) -> None:
-        self._withdraw_behind(pool, num_tokens)
+        self._cut_announced(pool, num_tokens)
         del self.tokens[num_tokens:]
         self._void_rows(num_tokens)
 

@@ -128,10 +128,10 @@ impl Pager {
 
     /// Keeps the first `len` tokens, all of the path among them.
     pub(super) fn cut_tokens(&mut self, sequence: &mut Sequence, len: usize) {
-        if len < (sequence.path_blocks + 1) * self.config.block_size {
+        let block_size = self.config.block_size;
+        if len < (sequence.path_blocks + 1) * block_size {
             self.withdraw(sequence);
         }
-        let block_size = self.config.block_size;
         sequence.tail.truncate(len - sequence.path_blocks * block_size, block_size);
         sequence.len = len;
         sequence.num_cached = sequence.num_cached.min(len);

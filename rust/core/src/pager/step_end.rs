@@ -403,6 +403,9 @@ impl Pager {
         }
         if rejected > 0 {
             self.cut_table(sequence, end.div_ceil(block_size));
+            if end < (sequence.path_blocks + 1) * block_size {
+                self.withdraw(sequence);
+            }
             self.cut_tokens(sequence, end + usize::from(is_given));
             batch.void(sequence.seat, end);
             if let Seat::Row { row, .. } = sequence.seat {
