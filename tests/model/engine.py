@@ -67,6 +67,7 @@ class Engine:
         *,
         max_seqs: int = 8,
         buffers: int = 2,
+        batches: int = 1,
         late: bool = False,
         mirror: bool = False,
         pager: Callable[..., Any] = kvpager.Pager,
@@ -75,10 +76,11 @@ class Engine:
         self.pager = pager(num_blocks, block_size, **options)
         self.block_size = block_size
         self.device = Device(MODEL, num_blocks, block_size)
-        self.batch = self.pager.batch(max_seqs, num_blocks, max_tokens=256, buffers=buffers)
+        self.batches = [self.pager.batch(max_seqs, num_blocks, 256, buffers=buffers) for _ in range(batches)]
+        self.batch = self.batches[0]  # the one that calls are about; steps of all are launched in the order of plans
         self.late = late
-        # A table that lives on the device and sees nothing but the updates of the steps.
-        self.mirror = np.full((max_seqs, num_blocks), -99, np.int32) if mirror else None
+        # Tables that live on the device and see nothing but the updates of the steps.
+        self.mirrors = [np.full((max_seqs, num_blocks), -99, np.int32) for _ in self.batches if mirror]
         self.sequences: list[Any] = []
         self.open: deque[Launch] = deque()
         self.stream: deque[Launch | Callable[[], None]] = deque()
@@ -122,7 +124,7 @@ class Engine:
         rows = [
             self.planned(step, number, in_row.get(number), lengths.get(number, 0)) for number in range(step.num_rows)
         ]
-        if self.mirror is not None:
+        if self.mirrors:
             self.stream.append(self.patch(step.updates))
         planned = Launch(step, [row for row in rows if row is not None], step.copies)
         self.open.append(planned)
@@ -152,7 +154,7 @@ class Engine:
             tokens=known[:stop],
             start=start,
             stop=stop,
-            table=(step.block_tables if self.mirror is None else self.mirror)[number],
+            table=(self.mirror if self.mirrors else step.block_tables)[number],
             number=number,
             sequence=sequence,
             num_drafts=len(new) - new.count(PLACEHOLDER),
@@ -181,10 +183,21 @@ class Engine:
         rows = [row for each in self.open for row in each.rows if row.sequence is sequence and row.stop == position]
         return rows[-1]
 
+    @property
+    def mirror(self) -> npt.NDArray[np.int32]:
+        """The table on the device of the batch."""
+        return self.mirrors[self.batches.index(self.batch)]
+
+    @property
+    def num_open(self) -> int:
+        """Open steps of the batch."""
+        return len(self.batch.open_steps)
+
     def patch(self, updates: npt.NDArray[np.int32]) -> Callable[[], None]:
+        mirror = self.mirror
+
         def apply() -> None:
-            assert self.mirror is not None
-            self.mirror[updates[:, 0], updates[:, 1]] = updates[:, 2]
+            mirror[updates[:, 0], updates[:, 1]] = updates[:, 2]
 
         return apply
 

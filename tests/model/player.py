@@ -38,6 +38,7 @@ class Player:
             **{
                 "max_seqs": 6,
                 "buffers": draw.choice([1, 2, 2, 3]),
+                "batches": draw.choice([1, 1, 2]),
                 "late": draw.random() < 0.5,
                 "mirror": draw.random() < 0.5,
                 "policy": draw.choice(["lru", "slru"]),
@@ -51,6 +52,7 @@ class Player:
             self.admit()
 
     def act(self, operation: str) -> None:
+        self.engine.batch = self.draw.choice(self.engine.batches)
         getattr(self, operation)()
         self.engine.settle()
 
@@ -84,7 +86,8 @@ class Player:
     # Sequences come and go.
 
     def enter(self, sequence: Any) -> None:
-        if len(self.engine.batch) < self.engine.batch.max_seqs:
+        is_in = any(batch.row_of(sequence) is not None for batch in self.engine.batches)
+        if not is_in and not self.engine.names(sequence) and len(self.engine.batch) < self.engine.batch.max_seqs:
             self.engine.batch.add(sequence)
 
     def admit(self) -> None:
@@ -182,13 +185,13 @@ class Player:
 
     def turn(self) -> None:
         """What a loop does again and again: commit where it has to, then plan."""
-        if len(self.engine.open) == self.engine.batch.buffers or self.draw.random() < 0.3:
+        if self.engine.num_open == self.engine.batch.buffers or self.draw.random() < 0.3:
             self.commit()
         self.plan(launch=True)
 
     def plan(self, launch: bool | None = None) -> None:
         """Any mix of chunks, decodes and drafts; without the rows that do not fit."""
-        if len(self.engine.open) == self.engine.batch.buffers:
+        if self.engine.num_open == self.engine.batch.buffers:
             return
         wants = {sequence: self.want(sequence) for sequence in self.in_batch()}
         while True:
@@ -230,7 +233,7 @@ class Player:
 
     def plan_and_cancel(self) -> None:
         """A step that is never launched, and what happens to its sequences meanwhile."""
-        if not self.engine.batch or len(self.engine.open) == self.engine.batch.buffers:
+        if not self.engine.batch or self.engine.num_open == self.engine.batch.buffers:
             return
         before = len(self.engine.open)
         self.plan(launch=False)

@@ -237,7 +237,7 @@ MAKE_WRITABLE = Record.make_writable
 def test_random_histories_meet_the_faults_of_a_pager(name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Record, name, fault)
     monkeypatch.setattr(kvpager.reference.Pager, "check", lambda pager: [])  # it would see some of them at once
-    with pytest.raises(AssertionError, match="of layer"):
+    with pytest.raises(AssertionError):
         swarm(seed=0, runs=100, steps=60, pager=kvpager.reference.Pager)
 
 

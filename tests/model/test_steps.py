@@ -228,6 +228,39 @@ def test_rows_move(mirror: bool) -> None:
     engine.finish()
 
 
+@each_mirror
+@pytest.mark.parametrize("late", [False, True])
+def test_two_batches_on_one_device(mirror: bool, late: bool) -> None:
+    """One prefills, the other decodes one step ahead; who is through moves over. Steps run as they were planned."""
+    engine = Engine(64, 8, batches=2, mirror=mirror, late=late)
+    prefill, decode = engine.batches
+    first = engine.admit(PROMPT[:20])
+    engine.step(20)
+    prefill.remove(first)
+    decode.add(first)
+    second, third = engine.admit(PROMPT), engine.admit(range(40))
+    assert second.num_cached == 16
+    for chunk in (10, 10, 9):
+        engine.batch = prefill
+        engine.plan({second: chunk, third: chunk})
+        engine.batch = decode
+        engine.plan()
+        engine.commit()
+        engine.commit()
+    for each in (second, third):
+        prefill.remove(each)
+        decode.add(each)
+    engine.plan({first: 1, second: 1, third: 40 - third.num_planned})
+    for _ in range(4):
+        engine.plan()
+        engine.commit()
+    engine.finish_steps()
+    for each, prompt in ((first, PROMPT[:20]), (second, PROMPT), (third, list(range(40)))):
+        check_answer(each, prompt, len(each) - len(prompt))
+        assert len(each) >= len(prompt) + 5
+    engine.finish()
+
+
 def test_single_calls_among_steps() -> None:
     """A sequence computed alone, by append and commit, beside a batch, and then in its row."""
     engine = Engine()
@@ -305,7 +338,6 @@ def test_mixed_batches_under_pressure(block_size: int, mirror: bool, seed: int) 
 def test_updates_alone_keep_a_table_right(block_size: int) -> None:
     """Rows that a step leaves out as well."""
     engine = Engine(144 // block_size, block_size, mirror=True)
-    assert engine.mirror is not None
     launches = []
     plan = engine.plan
 
