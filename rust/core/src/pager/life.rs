@@ -27,7 +27,7 @@ impl Pager {
             let children = pager.children_of(sequence, count)?;
             let mut handles = with_capacity(count)?;
             pager.sequences.reserve(count)?;
-            pager.adopt(sequence, children, &mut handles);
+            pager.adopt(sequence, children.into_iter(), &mut handles);
             Ok(handles)
         })
     }
@@ -51,10 +51,14 @@ impl Pager {
     }
 
     /// The children hold what their parent holds, and run. There is room for them.
-    #[expect(clippy::vec_box, reason = "as children_of made them")]
-    pub(super) fn adopt(&mut self, parent: &Sequence, children: Vec<Box<Sequence>>, handles: &mut Vec<Handle>) {
+    pub(super) fn adopt(
+        &mut self,
+        parent: &Sequence,
+        children: impl ExactSizeIterator<Item = Box<Sequence>>,
+        handles: &mut Vec<Handle>,
+    ) {
         let count = children.len();
-        let (more, shared) = (count as u32, children.first().map_or(0, |child| child.table.len()));
+        let (more, shared) = (count as u32, self.blocks_of_known(parent));
         self.index.root_mut(parent.root).pins += more;
         self.hold(parent.end, more);
         self.each_table_only(parent, 0..shared, |pager, block| pager.hold_block(block, more));
@@ -69,11 +73,16 @@ impl Pager {
         }
     }
 
+    /// Table entries that a child shares: those of the known tokens.
+    fn blocks_of_known(&self, parent: &Sequence) -> usize {
+        parent.table.len().min(self.num_known(parent).div_ceil(self.config.block_size))
+    }
+
     /// A child knows what is known, and shares the blocks of that.
     pub(super) fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
         let block_size = self.config.block_size;
         let len = self.num_known(parent);
-        let blocks = parent.table.len().min(len.div_ceil(block_size));
+        let blocks = self.blocks_of_known(parent);
         let mut table = with_capacity(blocks)?;
         table.extend_from_slice(&parent.table[..blocks]);
         let mut tail = Tail::default();

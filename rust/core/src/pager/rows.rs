@@ -117,7 +117,7 @@ impl Pager {
         self.sequences.reserve(total)?;
         for (parent, children) in parents.into_iter().zip(families) {
             self.with_running(parent, "fork", |pager, parent| {
-                pager.adopt(parent, children, &mut handles);
+                pager.adopt(parent, children.into_iter(), &mut handles);
                 Ok(())
             })?;
         }
