@@ -29,8 +29,8 @@ pub use forms::{Ragged, Tables};
 pub use plan::{Growth, LentCopy, Plan, Planned};
 pub use shape::{BUFFERS_LIMITS, BUFFERS_MAX, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 
-/// Most tokens that wait in a row.
-pub const PENDING_MAX: usize = 16 + BUFFERS_MAX;
+/// Most tokens that wait in a row: a block of 16, and some drafts.
+pub const PENDING_MAX: usize = 24;
 
 /// The token of a position whose token is not known yet.
 pub const PLACEHOLDER: Token = Token::MAX;

@@ -339,7 +339,7 @@ impl Pager {
         // A short tail waits here: it will be published from here without another look at the sequence's memory. (What
         // is announced is compared where it is.)
         let waiting = sequence.tail.len();
-        if waiting <= PENDING_MAX - BUFFERS_MAX && sequence.announced.is_none() {
+        if waiting <= PENDING_MAX / 2 && sequence.announced.is_none() {
             let pending = &mut batch.pending[at * PENDING_MAX..][..waiting];
             for (offset, place) in pending.iter_mut().enumerate() {
                 *place = sequence.tail.get(offset, self.config.block_size);

@@ -473,10 +473,12 @@ impl Pager {
             let tokens = ahead.tokens(slow);
             planned.has_placeholder = tokens[0] == -1;
             planned.drafts = slow.added - u32::from(planned.has_placeholder);
-            // The row is cold then, and looked at again below.
-            flush(batch, at, sequence, self.config.block_size);
-            for token in tokens {
-                append_reserved(sequence, &[token.cast_unsigned()], self.config.block_size);
+            if !push_pending(batch, at, tokens) {
+                // The row is cold then, and looked at again below.
+                flush(batch, at, sequence, self.config.block_size);
+                for token in tokens {
+                    append_reserved(sequence, &[token.cast_unsigned()], self.config.block_size);
+                }
             }
         }
         let row = &mut batch.rows[at];
@@ -486,7 +488,8 @@ impl Pager {
             if !row.is_cold() && used == sequence.table.len() - before {
                 self.set_limit(batch, at, sequence, used > 0);
             }
-            if batch.rows[at].limit <= planned.end {
+            let row = &batch.rows[at];
+            if row.is_cold() || (row.limit == row.planned && row.planned < row.table_end) {
                 flush(batch, at, sequence, self.config.block_size);
                 // Without memory the row stays cold, and the next step looks at it again.
                 let _ = self.refresh_at(batch, at, sequence, planned.end as usize);
@@ -531,16 +534,20 @@ impl Pager {
 
     fn write_positions(&self, sequence: &Sequence, planned: &Planned, at: usize, arrays: &mut Arrays<'_>) {
         let block_size = self.config.block_size;
-        let (mut at, mut position, end) = (at, (planned.end - planned.num) as usize, planned.end as usize);
-        while position < end {
-            let stop = end.min((position / block_size + 1) * block_size);
-            let base = i64::from(sequence.table[position / block_size]) * block_size as i64;
-            for position in position..stop {
-                arrays.positions[at] = position as i32;
-                arrays.slot_mapping[at] = base + (position % block_size) as i64;
-                at += 1;
+        let (start, end) = ((planned.end - planned.num) as usize, planned.end as usize);
+        let places = &mut arrays.positions[at..at + planned.num as usize];
+        for (place, position) in places.iter_mut().zip(start as i32..) {
+            *place = position;
+        }
+        let mut slots = &mut arrays.slot_mapping[at..at + planned.num as usize];
+        for place in start / block_size..end.div_ceil(block_size) {
+            let first = (place * block_size).max(start);
+            let (now, later) = slots.split_at_mut(end.min((place + 1) * block_size) - first);
+            let slot = i64::from(sequence.table[place]) * block_size as i64 + (first - place * block_size) as i64;
+            for (out, slot) in now.iter_mut().zip(slot..) {
+                *out = slot;
             }
-            position = stop;
+            slots = later;
         }
     }
 
@@ -612,16 +619,28 @@ fn plan_within(batch: &mut Batch, slow: &Slow, ahead: Ahead<'_>, at_token: usize
         arrays.positions[place] = position.cast_signed();
         arrays.slot_mapping[place] = row.slot_base + i64::from(position);
     }
+    row.planned += slow.num;
+    let end = row.planned;
     let tokens = ahead.tokens(slow);
+    let is_pushed = push_pending(batch, at, tokens);
+    debug_assert!(is_pushed, "positions below a row's limit have room for their tokens");
+    let has_placeholder = tokens.first() == Some(&-1);
+    let drafts = slow.added - u32::from(has_placeholder);
+    Planned { end, num: slow.num, drafts, has_placeholder, is_named: true }
+}
+
+/// Adds tokens to what waits in a warm row, if there is room for them and for the one that a commit may add.
+fn push_pending(batch: &mut Batch, at: usize, tokens: &[i32]) -> bool {
+    let row = &mut batch.rows[at];
     let waiting = (row.len - row.flushed) as usize;
+    if row.is_cold() || waiting + tokens.len() >= PENDING_MAX {
+        return false;
+    }
     for (place, token) in batch.pending[at * PENDING_MAX + waiting..].iter_mut().zip(tokens) {
         *place = token.cast_unsigned();
     }
-    row.planned += slow.num;
     row.len += tokens.len() as u32;
-    let has_placeholder = tokens.first() == Some(&-1);
-    let drafts = slow.added - u32::from(has_placeholder);
-    Planned { end: row.planned, num: slow.num, drafts, has_placeholder, is_named: true }
+    true
 }
 
 /// Plans rows of the usual path; answers where the next row's positions start.

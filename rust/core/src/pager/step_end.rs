@@ -337,7 +337,7 @@ impl Pager {
             match places.of(nth) {
                 Place::Row(at) if commit_drafts(batch, at, planned, rejected, token) => {}
                 Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
-                    if rejected == 0 && pager.commit_block(batch, at, sequence, planned.end, token) {
+                    if pager.commit_block(batch, at, sequence, planned, rejected, token) {
                         return;
                     }
                     flush(batch, at, sequence, pager.config.block_size);
@@ -369,23 +369,35 @@ impl Pager {
     }
 
     /// Commits a row whose step fills one block, if all tokens of that wait in the row and nobody else is concerned.
-    fn commit_block(&mut self, batch: &mut Batch, at: usize, sequence: &mut Sequence, end: u32, token: i32) -> bool {
+    fn commit_block(
+        &mut self,
+        batch: &mut Batch,
+        at: usize,
+        sequence: &mut Sequence,
+        planned: &Planned,
+        rejected: u32,
+        token: i32,
+    ) -> bool {
         let block_size = self.config.block_size;
         let row = batch.rows[at];
+        let end = planned.end - rejected;
+        let is_plain = !row.is_cold()
+            && (row.publish_at..row.publish_at + batch.block_size).contains(&end)
+            && row.flushed + batch.block_size == row.publish_at
+            && keeps_table(batch, &row, planned, rejected);
         let waiting = &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX];
-        let is_plain = end == row.publish_at
-            && !row.is_cold()
-            && row.flushed as usize + block_size == end as usize
-            && self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]);
-        if !is_plain {
+        if !is_plain || !self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]) {
             return false;
         }
         sequence.num_committed = end as usize;
-        sequence.len = end as usize;
-        let row = &mut batch.rows[at];
-        (row.flushed, row.committed) = (end, end);
-        row.publish_at = end + block_size as u32;
+        sequence.len = row.publish_at as usize;
         waiting.copy_within(block_size.., 0);
+        let row = &mut batch.rows[at];
+        row.flushed = row.publish_at;
+        row.publish_at += batch.block_size;
+        row.committed = end;
+        row.planned -= rejected;
+        row.len -= rejected;
         put_token(row, waiting, end, token);
         true
     }
@@ -571,9 +583,15 @@ fn put_token(row: &mut Row, pending: &mut [Token], end: u32, token: i32) {
 fn is_within(batch: &Batch, at: usize, planned: &Planned, rejected: u32) -> bool {
     let Some(row) = batch.rows.get(at) else { return false };
     let end = planned.end - rejected;
-    is_usual(row, end)
-        && row.len == planned.end
-        && (rejected == 0 || (batch.num_open() == 1 && end + batch.block_size > row.table_end))
+    is_usual(row, end) && row.len == planned.end && keeps_table(batch, row, planned, rejected)
+}
+
+/// Are a row's rejected drafts, if any, the end of its sequence, and is the table no longer for them?
+const fn keeps_table(batch: &Batch, row: &Row, planned: &Planned, rejected: u32) -> bool {
+    rejected == 0
+        || (row.len == planned.end
+            && batch.num_open() == 1
+            && planned.end - rejected + batch.block_size > row.table_end)
 }
 
 /// Commits a row with drafts, if they wait in the row and leave the table as it is.
