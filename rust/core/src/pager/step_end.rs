@@ -373,8 +373,11 @@ impl Pager {
         let block_size = self.config.block_size;
         let row = batch.rows[at];
         let waiting = &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX];
+        // A whole block behind this one would have to be announced.
+        let left = row.len.max(end + u32::from(token >= 0)).saturating_sub(end) as usize;
         let is_plain = end == row.publish_at
             && !row.is_cold()
+            && left < block_size
             && row.flushed as usize + block_size == end as usize
             && self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]);
         if !is_plain {
