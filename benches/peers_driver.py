@@ -9,8 +9,7 @@ PYTHONPATH:
 admit   = Pager.admit
 publish = Sequence.commit
 finish  = Sequence.release
-step    = one `append` and one `commit` a sequence: a call each, as vLLM and nano-vllm are driven (a batched step is
-          another API)
+step    = one `Batch.step` and one `Step.commit` for all sequences; the tokens are given as a list
 
 The last table of a run of this file, with date and machine, stands in docs/performance.md.
 """
@@ -35,7 +34,7 @@ class Ours(harness.Peer):  # type: ignore[misc]  # the harness is not typed
     def __init__(self, args: Any) -> None:
         self.as_array = args.prompt == "array"
         self.input_type = "int32 array" if self.as_array else "list[int]"
-        self.note = "tokens are compared; decode is a call a sequence"
+        self.note = "tokens are compared; decode is a step and a commit of a batch"
 
     def open(self, num_blocks: int, block_tokens: int) -> None:
         self.pager = kvpager.Pager(num_blocks=num_blocks, block_size=block_tokens)
@@ -56,10 +55,15 @@ class Ours(harness.Peer):  # type: ignore[misc]  # the harness is not typed
     def finish(self, seq: kvpager.Sequence) -> None:
         seq.release()
 
+    def start_decode(self, seqs: list[kvpager.Sequence]) -> None:
+        self.batch = self.pager.batch(len(seqs), max_blocks=4096)
+        for seq in seqs:
+            seq.append(1)
+            self.batch.add(seq)
+
     def step(self, seqs: list[kvpager.Sequence], tokens: list[int]) -> None:
-        for seq, token in zip(seqs, tokens, strict=True):
-            seq.append(token)
-            seq.commit()
+        # The blocks for these tokens are taken by the next step, as in a server's loop.
+        self.batch.step().commit(tokens)
 
     def hit_tokens(self, seq: kvpager.Sequence) -> int:
         return seq.num_cached

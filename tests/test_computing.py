@@ -88,6 +88,30 @@ def test_who_goes_away_frees_the_waiters(implementation, end):
         assert waits(pager, PROMPT) == (first.id, 8)
 
 
+def test_a_decode_step_announces_what_it_leaves_whole(implementation):
+    """Blocks of one token: each commit's next token is a block to be computed, whether anybody has looked or not."""
+    pager = implementation(40, 1)
+    first = pager.admit([1])
+    batch = pager.batch(1, 8)
+    batch.add(first)
+    for token in (2, 3, 4):
+        batch.step().commit([token])
+    assert waits(pager, [1, 2, 3, 4, 0]) == (first.id, 4)
+
+
+def test_a_step_that_fills_a_block_announces_the_next_one(implementation):
+    """The tokens of a later step are known already."""
+    pager = implementation(40, 2)
+    first = pager.admit([1, 1])
+    batch = pager.batch(1, 8)
+    batch.add(first)
+    batch.step(2).commit([2])
+    batch.step().commit([3])
+    batch.step(), batch.step(2, [-1, 6])
+    batch.open_steps[0].commit([5])
+    assert waits(pager, [1, 1, 2, 3, 5, 6, 0]) == (first.id, 6)
+
+
 def test_a_fork_announces_nothing(implementation):
     pager = implementation(40, 4)
     first = pager.admit(PROMPT)

@@ -284,7 +284,8 @@ impl PyBatch {
 
     /// Put a running sequence into the lowest empty row; returns the row. StaleHandle unless it runs; ValueError if
     /// it is in a batch already or belongs to another pager, if its table has more than `max_blocks` blocks, or if all
-    /// rows are in use. Release and preempt take a sequence out again.
+    /// rows are in use. Release and preempt take a sequence out again. Keep the Sequence: the batch does not, and one
+    /// that the garbage collector takes is released.
     fn add(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
         let sequence = sequence.get().handle_in(py, &self.shared)?;
         self.shared.change(py, |pager| pager.add_row(self.handle, sequence))
