@@ -329,18 +329,15 @@ class Engine:
             row.is_void |= row.sequence.state != "running" or len(row.sequence) < row.stop
         if not self.late:
             self.synchronise()
-        # Where copies are still to be made, their source is what counts.
-        pairs = [tuple(map(int, pair)) for pair in re.findall(r"(\d+)->(\d+)", line(drawing, "copies: "))]
-        pairs += [tuple(pair) for each in self.open if not each.has_run for pair in each.copies.tolist()]
-        sources = {target: source for source, target in pairs}
+        # Where copies are still to be made, their source is what counts: those of steps in their order, then the queue.
+        sources: dict[int, int] = {}
+        queued = [tuple(map(int, pair)) for pair in re.findall(r"(\d+)->(\d+)", line(drawing, "copies: "))]
+        for pairs in [*(each.copies.tolist() for each in self.open if not each.has_run), queued]:
+            sources.update({target: sources.get(source, source) for source, target in pairs})
         self.sequences = [each for each in self.sequences if each.state != "released"]
         for sequence in self.sequences:
             if sequence.state == "running" and (stop := sequence.num_committed):
-                table = sequence.block_ids
-                for place, block in enumerate(table.tolist()):
-                    while block in sources:
-                        block = sources[block]
-                    table[place] = block
+                table = np.array([sources.get(block, block) for block in sequence.block_ids.tolist()])
                 self.compare_kv(table, sequence.tokens.tolist()[:stop])
         assert self.pager.check() == []
 
