@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
 use crate::arguments::is_bool;
-use crate::buffers::copied;
+use crate::buffers::{copied, each_int};
 use crate::errors::{shown, to_python, token_error, token_type_error};
 
 /// The numbers of an argument, -1 to 2^31 - 1 each.
@@ -32,6 +32,17 @@ pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
             }
         }
         return Ok(numbers);
+    }
+    if let Ok(list) = argument.cast_exact::<PyList>() {
+        let mut numbers = room(argument.py(), list.len())?;
+        let are_plain = each_int(list, |value| {
+            let number = i32::try_from(value).ok();
+            numbers.extend(number);
+            number.is_some()
+        });
+        if are_plain {
+            return Ok(numbers);
+        }
     }
     let items = items(argument, name)?;
     let mut numbers = room(argument.py(), items.len())?;

@@ -381,23 +381,15 @@ impl Pager {
         let block_size = self.config.block_size;
         let row = batch.rows[at];
         let end = planned.end - rejected;
+        // A whole block behind this one would have to be announced.
+        let len = row.len.saturating_sub(rejected).max(end + u32::from(token >= 0));
         let is_plain = !row.is_cold()
             && (row.publish_at..row.publish_at + batch.block_size).contains(&end)
+            && len < row.publish_at + batch.block_size
             && row.flushed + batch.block_size == row.publish_at
             && keeps_table(batch, &row, planned, rejected);
         let waiting = &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX];
-<<<<<<< HEAD
         if !is_plain || !self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]) {
-=======
-        // A whole block behind this one would have to be announced.
-        let left = row.len.max(end + u32::from(token >= 0)).saturating_sub(end) as usize;
-        let is_plain = end == row.publish_at
-            && !row.is_cold()
-            && left < block_size
-            && row.flushed as usize + block_size == end as usize
-            && self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]);
-        if !is_plain {
->>>>>>> 56a4e4b9218135bfb04197553b6594cc7d6916d6
             return false;
         }
         sequence.num_committed = end as usize;
