@@ -337,7 +337,9 @@ impl Pager {
             match places.of(nth) {
                 Place::Row(at) if commit_drafts(batch, at, planned, rejected, token) => {}
                 Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
-                    if pager.commit_block(batch, at, sequence, planned, rejected, token) {
+                    if pager.commit_cut(batch, at, sequence, planned, rejected, token)
+                        || pager.commit_block(batch, at, sequence, planned, rejected, token)
+                    {
                         return;
                     }
                     flush(batch, at, sequence, pager.config.block_size);
@@ -366,6 +368,31 @@ impl Pager {
             self.copies.end_loan(copy.ticket, copy.source, copy.target);
             self.let_go_of_block(copy.source, Context::COPY);
         }
+    }
+
+    /// Commits a row whose rejected drafts leave blocks to give back, if its tokens wait in the row and no block is full.
+    fn commit_cut(
+        &mut self,
+        batch: &mut Batch,
+        at: usize,
+        sequence: &mut Sequence,
+        planned: &Planned,
+        rejected: u32,
+        token: i32,
+    ) -> bool {
+        let (row, end) = (batch.rows[at], planned.end - rejected);
+        let is_plain = rejected > 0 && is_usual(&row, end) && row.len == planned.end && batch.num_open() == 1;
+        if !is_plain || sequence.announced.is_some() {
+            return false;
+        }
+        self.cut_table(sequence, (end as usize).div_ceil(self.config.block_size));
+        batch.patch(at as u32, sequence.table.len());
+        let row = &mut batch.rows[at];
+        (row.committed, row.planned, row.len) = (end, end, end);
+        // What is left of this step's positions was made writable by it.
+        self.set_limit(batch, at, sequence, true);
+        put_token(&mut batch.rows[at], &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX], end, token);
+        true
     }
 
     /// Commits a row whose step fills one block, if all tokens of that wait in the row and nobody else is concerned.
