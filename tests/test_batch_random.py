@@ -111,7 +111,7 @@ class BatchMachine(PagerMachine):
 
 
 def test_every_history_of_batches_agrees_with_the_reference(runs):
-    run_state_machine_as_test(BatchMachine, settings=settings(max_examples=runs or 200, stateful_step_count=40))
+    run_state_machine_as_test(BatchMachine, settings=settings(max_examples=runs or 80, stateful_step_count=40))
 
 
 @pytest.mark.slow
@@ -478,7 +478,7 @@ class BatchSwarm(Swarm):
 
 
 def test_a_swarm_of_batches(seed, runs):
-    swarm(seed, runs or 200, steps=120, kind=BatchSwarm)
+    swarm(seed, runs or 120, steps=120, kind=BatchSwarm)
 
 
 @pytest.mark.slow

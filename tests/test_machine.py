@@ -216,7 +216,7 @@ def open_range(pair: Pair) -> tuple[int, int]:
 
 
 def test_every_history_agrees_with_the_reference(runs):
-    run_state_machine_as_test(PagerMachine, settings=settings(max_examples=runs or 500, stateful_step_count=40))
+    run_state_machine_as_test(PagerMachine, settings=settings(max_examples=runs or 200, stateful_step_count=40))
 
 
 @pytest.mark.slow
@@ -403,7 +403,7 @@ def swarm(seed: int, runs: int, steps: int, kind: Callable[[int], Swarm] = Swarm
 
 
 def test_a_swarm_of_histories_agrees_with_the_reference(seed, runs):
-    swarm(seed, runs or 1_800, steps=120)
+    swarm(seed, runs or 500, steps=120)
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def _sequence(record: Record) -> str:
     return (
         f"{text}; path {_ids(node.block for node in record.path)}; table {_ids(record.table)};"
         f" publishes {'yes' if record.publishes else 'no'}; pinned {'yes' if record.pinned else 'no'}"
-        + ("; computing" if record.computing else "")
+        + ("; computing" if record.announced is not None else "")
     )
 
 

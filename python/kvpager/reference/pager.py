@@ -19,7 +19,7 @@ from .index import Index, Node, inside_run, post_order, run_start
 from .inputs import as_bool, as_fraction, as_integer, as_prompt, as_tokens, encode_namespace, shown
 from .policy import POLICIES
 from .pool import Counters, Pool
-from .record import Record, num_blocks
+from .record import Record, announced, num_blocks
 from .rows import Rows
 from .sequence import Sequence
 
@@ -365,18 +365,15 @@ class Pager:
     def _computing_behind(self, key: bytes, path: list[Node], tokens: list[int]) -> Computing | None:
         number, size = len(path), self.block_size
         limit = (len(tokens) - 1) // size
-        block = tokens[number * size : (number + 1) * size]
-        for record in self._pool.announced:
-            if number >= limit or not record.computes(self._pool, key, path, block):
-                continue
-            stop = number
-            while stop < limit and record.tokens[stop * size :][:size] == tokens[stop * size :][:size]:
-                stop += 1
-            while stop > number and inside_run(tokens, stop * size):
-                stop = run_start(tokens, stop * size) // size
-            if stop > number:
-                return Computing(record.id, stop * size)
-        return None
+        record = announced(self._pool, key, path, tokens[number * size : (number + 1) * size])
+        if record is None or number >= limit:
+            return None
+        stop = number
+        while stop < limit and record.tokens[stop * size :][:size] == tokens[stop * size :][:size]:
+            stop += 1
+        while stop > number and inside_run(tokens, stop * size):
+            stop = run_start(tokens, stop * size) // size
+        return Computing(record.id, stop * size) if stop > number else None
 
     def _others_run(self, record: Record) -> bool:
         return any(

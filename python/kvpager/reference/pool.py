@@ -16,7 +16,7 @@ from .index import Index, Node
 from .policy import Policy
 
 if TYPE_CHECKING:
-    from .record import Record
+    from .record import Place, Record
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Pool:
         self.reads = [0] * num_blocks
         self.nodes: list[Node | None] = [None] * num_blocks
         self.copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
-        self.announced: list[Record] = []  # those that have announced a block, and perhaps some that no longer do
+        self.announced: dict[Place, Record] = {}  # who has announced which block
         self.given: dict[int, Copy] = {}  # target -> the copy of an open step, until that target is freed
 
     def hold(self, block: int) -> None:

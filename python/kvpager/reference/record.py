@@ -6,7 +6,7 @@ its last block. Calls that change holds take the new ones before they drop the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..types import Namespace
 from .index import Node, inside_run
@@ -22,8 +22,8 @@ class Record:
     """One sequence that is not released yet. It holds blocks while it is running."""
 
     __slots__ = (
+        "announced",
         "committed_at_preempt",
-        "computing",
         "home",
         "id",
         "key",
@@ -52,7 +52,7 @@ class Record:
         self.num_committed = 0
         self.publishes = True
         self.committed_at_preempt = 0
-        self.computing = False  # whether it has announced the block behind its path
+        self.announced: Place | None = None  # the block behind its path, if it has announced that
         self.home: Rows | None = None  # the batch that has a row for it
         self.open_rows: list[OpenRow] = []  # the rows of open steps that name it, oldest first
 
@@ -83,7 +83,7 @@ class Record:
 
     def let_go(self, pool: Pool) -> None:
         """Leave steps and batch, and drop every hold, the table before the path."""
-        self.computing = False
+        self.withdraw(pool)
         self._void_rows(0)
         if self.home is not None:
             self.home.leave(self)
@@ -180,30 +180,26 @@ class Record:
         full_before = self.num_committed // pool.index.block_size
         self.num_committed = end
         if end // pool.index.block_size > full_before:
-            self.computing = False
+            self.withdraw(pool)
             if pool.prefix_cache:
                 self.publish(pool)
             self.announce(pool)
 
     def announce(self, pool: Pool) -> None:
         """Announce the block behind the path, if it is to be computed and no other record has announced it."""
-        pool.announced = [record for record in pool.announced if record.computing]
         number, size = len(self.path), pool.index.block_size
         block = self.tokens[number * size : (number + 1) * size]
         if not (pool.prefix_cache and self.publishes) or len(block) < size or PLACEHOLDER in block:
             return
-        if self.num_committed < (number + 1) * size and not any(
-            other.computes(pool, self.key, self.path, block) for other in pool.announced
-        ):
-            self.computing = True
-            pool.announced.append(self)
+        if self.num_committed < (number + 1) * size and announced(pool, self.key, self.path, block) is None:
+            self.announced = _place(self.key, self.path, block)
+            pool.announced[self.announced] = self
 
-    def computes(self, pool: Pool, key: bytes, path: list[Node], block: list[int]) -> bool:
-        """Whether this record has announced ``block`` behind ``path``."""
-        number, size = len(path), pool.index.block_size
-        same_path = self.path[-1:] == path[-1:] and len(self.path) == number
-        own = self.tokens[number * size : (number + 1) * size]
-        return self.computing and self.publishes and self.key == key and same_path and own == block
+    def withdraw(self, pool: Pool) -> None:
+        """End the announcement, if there is one."""
+        if self.announced is not None and pool.announced.get(self.announced) is self:
+            del pool.announced[self.announced]
+        self.announced = None
 
     def learn(self, position: int, token: int) -> None:
         """A committed step found the token of this position, if it is not known from elsewhere."""
@@ -229,7 +225,7 @@ class Record:
     def _cut_announced(self, pool: Pool, num_tokens: int) -> None:
         """A cut into the block that is announced, or above it, ends the announcement."""
         if num_tokens < (len(self.path) + 1) * pool.index.block_size:
-            self.computing = False
+            self.withdraw(pool)
 
     def _cut_tokens(self, pool: Pool, num_tokens: int) -> None:
         self._cut_announced(pool, num_tokens)
@@ -286,3 +282,17 @@ class Record:
 def num_blocks(num_tokens: int, block_size: int) -> int:
     """Blocks for so many tokens."""
     return -(-num_tokens // block_size)
+
+
+# A block behind a path: the path's last node, or the namespace's key, and the tokens of the block.
+Place: TypeAlias = tuple[Node | bytes, tuple[int, ...]]
+
+
+def announced(pool: Pool, key: bytes, path: list[Node], block: list[int]) -> Record | None:
+    """Who has announced ``block`` behind ``path``. Nothing leads to what was announced before a reset or forget."""
+    record = pool.announced.get(_place(key, path, block))
+    return record if record is not None and record.publishes else None
+
+
+def _place(key: bytes, path: list[Node], block: list[int]) -> Place:
+    return (path[-1] if path else key, tuple(block))
