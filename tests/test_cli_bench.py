@@ -24,7 +24,7 @@ from kvpager.benchmarks import (
 )
 from kvpager.cli import bench
 
-SMALL = Settings(num_blocks=60_000, small_blocks=2_000, large_blocks=3_000, constructed_blocks=10_000)
+SMALL = Settings(num_blocks=60_000, small_blocks=2_000, large_blocks=3_000, constructed_blocks=10_000, rows_divisor=16)
 
 
 @cache

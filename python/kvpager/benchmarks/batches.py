@@ -33,9 +33,9 @@ class Rows:
     def __init__(self, subject: Subject, num_rows: int, *, take_turns: bool, max_tokens: int = 8192) -> None:
         self.subject, self.take_turns = subject, take_turns
         self.pager = subject.batch_pool
-        self.batch = self.pager.batch(num_rows, 128, max_tokens)
-        self.num_rows = num_rows
-        self.tokens = subject.prompt(num_rows)
+        self.num_rows = num_rows // subject.settings.rows_divisor
+        self.batch = self.pager.batch(self.num_rows, 128, max_tokens)
+        self.tokens = subject.prompt(self.num_rows)
         self.sequences: list[Any] = []
         self.prompts: list[NDArray[np.int32]] = []
         self.steps = 0
@@ -125,14 +125,14 @@ def drafts(num_rows: int) -> Callable[[Subject], Operation]:
 
     def make(subject: Subject) -> Operation:
         rows = Rows(subject, num_rows, take_turns=True)
-        guesses = subject.prompt(num_rows * DRAFTS)
+        guesses = subject.prompt(rows.num_rows * DRAFTS)
 
         def prepare() -> NDArray[np.int32]:
             if rows.steps >= STEPS_MAX // (1 + DRAFTS):
                 rows.start()
                 rows.steps = 0
             rows.steps += 1
-            return subject.rng.integers(0, DRAFTS + 1, num_rows, dtype=np.int32)
+            return subject.rng.integers(0, DRAFTS + 1, rows.num_rows, dtype=np.int32)
 
         def run(accepted: NDArray[np.int32]) -> None:
             rows.batch.step(1 + DRAFTS, guesses).commit(rows.tokens, accepted)
@@ -147,7 +147,7 @@ def mixed(num_rows: int, num_prefills: int) -> Callable[[Subject], Operation]:
 
     def make(subject: Subject) -> Operation:
         rows = Rows(subject, num_rows, take_turns=True)
-        counts = np.ones(num_rows, np.int32)
+        counts = np.ones(rows.num_rows, np.int32)
         counts[:num_prefills] = CHUNK
 
         def prepare() -> None:
@@ -171,7 +171,7 @@ def beams(num_requests: int) -> Callable[[Subject], Operation]:
 
     def make(subject: Subject) -> Operation:
         rows = Rows(subject, num_requests * BEAMS, take_turns=True)
-        first = np.repeat(np.arange(num_requests, dtype=np.int32) * BEAMS, BEAMS)
+        first = np.repeat(np.arange(rows.num_rows // BEAMS, dtype=np.int32) * BEAMS, BEAMS)
 
         def prepare() -> NDArray[np.int32]:
             if rows.steps >= STEPS_MAX:
@@ -198,8 +198,8 @@ def pages(num_rows: int) -> Callable[[Subject], Operation]:
         pager = subject.batch_pool
         parent = pager.admit(subject.prompt(PAGES_A_ROW * BLOCK_SIZE - 1))
         parent.commit()
-        sequences = [parent, *parent.fork(num_rows - 1)]
-        batch = pager.batch(num_rows, PAGES_A_ROW)
+        sequences = [parent, *parent.fork(num_rows // subject.settings.rows_divisor - 1)]
+        batch = pager.batch(len(sequences), PAGES_A_ROW)
         for sequence in sequences:
             sequence.append(1)
             batch.add(sequence)

@@ -42,6 +42,8 @@ class Settings:
     small_blocks: int = 10_000
     large_blocks: int = 10_000_000
     constructed_blocks: int = 1_000_000
+    rows_divisor: int = 1
+    """Batches have so many times fewer rows: for tests, where only the operations themselves are looked at."""
     columns: ReplayColumns | None = None
     """The trace of the replay; None makes one up."""
 
