@@ -107,13 +107,40 @@ def every_call(answer: str) -> dict[str, str]:
     return dict.fromkeys([*PAGER_CALLS, *SEQUENCE_CALLS, *BATCH_CALLS], answer)
 
 
+def interrupted(turn: Callable[[], None], delay: Callable[[], float], after_each: Callable[[], None]) -> int:
+    """300 times: `turn` again and again, until a timer raises KeyboardInterrupt somewhere in it. How often it did."""
+    interrupts = 0
+    armed = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(300):
+            try:
+                armed = True
+                # Again and again, because Python overlooks a signal that reaches one of numpy's threads.
+                signal.setitimer(signal.ITIMER_REAL, delay(), 2e-3)
+                while True:
+                    turn()
+            except KeyboardInterrupt:
+                interrupts += 1
+            after_each()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return interrupts
+
+
 class TestKeyboardInterrupt:
     def test_it_may_fall_anywhere_in_a_loop_of_calls(self, seed):
         """Some 300 times a timer raises KeyboardInterrupt in the middle of a server's loop, and the server goes on."""
         draw = random.Random(seed)
         pager = kvpager.Pager(32, 4)
-        interrupts = 0
-        armed = False
         running: list[kvpager.Sequence] = []
 
         def step() -> None:
@@ -128,28 +155,10 @@ class TestKeyboardInterrupt:
             while len(running) > 4:
                 running.pop(draw.randrange(len(running))).release()
 
-        def interrupt(number: int, frame: object) -> None:
-            nonlocal armed
-            if armed:
-                armed = False
-                raise KeyboardInterrupt
+        def is_whole() -> None:
+            assert pager.check() == []
 
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            for _ in range(300):
-                try:
-                    armed = True
-                    # Again and again, because Python overlooks a signal that reaches one of numpy's threads.
-                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 1e-3), 2e-3)
-                    while True:
-                        step()
-                except KeyboardInterrupt:
-                    interrupts += 1
-                assert pager.check() == []
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        assert interrupts == 300
+        assert interrupted(step, lambda: draw.uniform(1e-5, 1e-3), is_whole) == 300
         for sequence in running:
             sequence.release()
         running.clear()
@@ -161,8 +170,7 @@ class TestKeyboardInterrupt:
         draw = random.Random(seed)
         pager = kvpager.Pager(40, 4)
         batch = pager.batch(6, 12, buffers=2)
-        interrupts = steps = 0
-        armed = False
+        steps = 0
         running: list[kvpager.Sequence] = []
 
         def turn() -> None:
@@ -191,36 +199,19 @@ class TestKeyboardInterrupt:
                 running.remove(sequence)
                 sequence.release()
 
-        def interrupt(number: int, frame: object) -> None:
-            nonlocal armed
-            if armed:
-                armed = False
-                raise KeyboardInterrupt
+        def is_whole() -> None:
+            assert pager.check() == []
+            for step in batch.open_steps:
+                assert step.positions.shape == (step.num_tokens,)
 
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            for _ in range(300):
-                try:
-                    armed = True
-                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 3e-3), 2e-3)
-                    while True:
-                        turn()
-                except KeyboardInterrupt:
-                    interrupts += 1
-                assert pager.check() == []
-                for step in batch.open_steps:
-                    assert step.positions.shape == (step.num_tokens,)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        assert interrupts == 300
+        assert interrupted(turn, lambda: draw.uniform(1e-5, 3e-3), is_whole) == 300
         assert steps > 0
         while batch.open_steps:
             batch.open_steps[0].commit([1] * batch.open_steps[0].num_rows)
         for sequence in running:
             sequence.release()
         running.clear()
-        del sequence, step
+        del sequence
         assert_nothing_leaked(pager)
         assert len(batch) == 0
 

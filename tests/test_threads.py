@@ -62,6 +62,26 @@ def together(*calls: Callable[[], None]) -> None:
         raise errors[0]
 
 
+def while_collected(dropper: Callable[[], None], caller: Callable[[], None], num_callers: int) -> None:
+    """Two threads drop handles, one collects garbage, and others call again and again, until the droppers are done."""
+    done = threading.Event()
+
+    def droppers() -> None:
+        try:
+            together(dropper, dropper)
+        finally:
+            done.set()
+
+    def until_done(call: Callable[[], object]) -> Callable[[], None]:
+        def loop() -> None:
+            while not done.is_set():
+                call()
+
+        return loop
+
+    together(droppers, until_done(gc.collect), *[until_done(caller)] * num_callers)
+
+
 class TestOnePager:
     def test_no_thread_reads_what_another_wrote(self, seed):
         """Each thread plays an engine: it writes tokens to its slots and finds them there until it lets go (I3, I4)."""
@@ -321,7 +341,6 @@ class Cycle:
 class TestDroppedHandles:
     def test_l9_handles_are_collected_while_other_threads_call(self):
         pager = kvpager.Pager(64, 4)
-        done = threading.Event()
 
         def dropper() -> None:
             for _ in range(100):
@@ -330,23 +349,12 @@ class TestDroppedHandles:
                     Cycle(sequence)
                     del sequence
 
-        def droppers() -> None:
-            try:
-                together(dropper, dropper)
-            finally:
-                done.set()
-
-        def collector() -> None:
-            while not done.is_set():
-                gc.collect()
-
         def caller() -> None:
-            while not done.is_set():
-                pager.stats()
-                pager.take_copies()
-                pager.check()
+            pager.stats()
+            pager.take_copies()
+            pager.check()
 
-        together(droppers, collector, caller, caller)
+        while_collected(dropper, caller, num_callers=2)
         assert_nothing_leaked(pager)
         stats = pager.stats()
         assert stats.dropped_handles == stats.admitted_sequences == stats.clock_ticks > 0
@@ -365,7 +373,6 @@ class TestDroppedHandles:
     def test_batches_are_collected_while_other_threads_call(self):
         """With open steps and rows in them, on whichever thread."""
         pager = kvpager.Pager(64, 4)
-        done = threading.Event()
         kept = pager.admit([9] * 5)
 
         def dropper() -> None:
@@ -378,22 +385,11 @@ class TestDroppedHandles:
                     del step, sequence
                 del batch
 
-        def droppers() -> None:
-            try:
-                together(dropper, dropper)
-            finally:
-                done.set()
-
-        def collector() -> None:
-            while not done.is_set():
-                gc.collect()
-
         def caller() -> None:
-            while not done.is_set():
-                pager.take_copies()
-                assert pager.check() == []
+            pager.take_copies()
+            assert pager.check() == []
 
-        together(droppers, collector, caller)
+        while_collected(dropper, caller, num_callers=1)
         gc.collect()
         pager.take_copies()
         assert "batch" not in pager.dump(full=True)

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use kvpager_core::Pager;
 use kvpager_core::batch::Shape;
 use kvpager_core::ids::Handle;
 use kvpager_core::memory::zeroed;
 use kvpager_core::pager::Counts;
-use kvpager_core::{Error, Pager};
 use numpy::{Element, PyArray1, PyArray2, PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -143,21 +143,17 @@ impl PyBatch {
         let (py, batch) = (slf.py(), slf.get());
         let (numbers, tokens) = batch.arguments(py, num_tokens, tokens, true)?;
         let planned = batch.shared.change(py, |pager| {
-            let Some(state) = pager.get_batch(batch.handle) else { return Err(closed()) };
+            let state = pager.get_batch(batch.handle)?;
             let buffer = state.buffer_of(state.next);
             let mut arrays = batch.arrays.of_buffer(py, &batch.shape, buffer)?;
             let step = pager.step(batch.handle, numbers.counts(), tokens.as_deref(), &mut arrays);
             let step = if is_try { none_if_full(step)? } else { Some(step?) };
-            Ok(step
-                .and_then(|step| Some((step, pager.get_batch(batch.handle)?.plan(step))))
-                .map(|(step, plan)| (step, plan.rows.len(), plan.num_tokens)))
+            let Some(step) = step else { return Ok(None) };
+            let plan = pager.get_batch(batch.handle)?.plan(step);
+            Ok(Some((step, plan.rows.len(), plan.num_tokens)))
         })?;
         Ok(planned.map(|(step, rows, num_tokens)| PyStep::new(slf.clone().unbind(), step, rows, num_tokens)))
     }
-}
-
-fn closed() -> Error {
-    Error::Value("the batch is closed".to_owned())
 }
 
 /// An array of the batch: zeros of its own, or the caller's memory.
@@ -231,11 +227,11 @@ impl PyBatch {
     /// The highest row in use + 1.
     #[getter]
     fn num_rows(&self, py: Python<'_>) -> PyResult<usize> {
-        self.shared.read(py, |pager| Ok(pager.get_batch(self.handle).ok_or_else(closed)?.rows.len()))
+        self.shared.read(py, |pager| Ok(pager.get_batch(self.handle)?.rows.len()))
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.shared.read(py, |pager| Ok(pager.get_batch(self.handle).ok_or_else(closed)?.num_sequences))
+        self.shared.read(py, |pager| Ok(pager.get_batch(self.handle)?.num_sequences))
     }
 
     #[expect(clippy::unused_self, reason = "Python calls it on a batch")]
@@ -424,7 +420,7 @@ impl PyBatch {
         });
         let (parents, tokens, rows) = self.shared.arguments(py, arguments)?;
         let beams = self.shared.change(py, |pager| {
-            let num_rows = pager.get_batch(self.handle).map_or(0, |batch| batch.num_sequences);
+            let num_rows = pager.get_batch(self.handle)?.num_sequences;
             self.shared.expect_released(num_rows)?;
             let beams = pager.reorder(self.handle, &parents, &tokens, rows.as_deref())?;
             self.shared.note_released(&beams.released);
@@ -441,7 +437,7 @@ impl PyBatch {
     fn open_steps(slf: &Bound<'_, Self>) -> PyResult<Vec<PyStep>> {
         let batch = slf.get();
         let open = batch.shared.read(slf.py(), |pager| {
-            let state = pager.get_batch(batch.handle).ok_or_else(closed)?;
+            let state = pager.get_batch(batch.handle)?;
             let open = state.oldest..state.next;
             Ok(open.map(|step| (step, state.plan(step).rows.len(), state.plan(step).num_tokens)).collect::<Vec<_>>())
         })?;

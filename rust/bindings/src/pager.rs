@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS};
-use kvpager_core::ids::{BlockId, Handle, Token};
-use kvpager_core::pager::Computing;
+use kvpager_core::ids::{BlockId, Token};
+use kvpager_core::pager::{Admitted, Computing};
 use kvpager_core::{Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
@@ -418,23 +418,17 @@ impl PyPager {
     }
 }
 
-/// What an admission came to.
-enum Started {
-    Sequence(Handle),
-    Computing(Computing),
-}
-
 fn start(
     pager: &mut Pager,
     tokens: &[Token],
     namespace: &[u8],
     pin: bool,
     wait: bool,
-) -> Result<Started, kvpager_core::Error> {
-    if wait && let Some(computing) = pager.find_computing(tokens, namespace)? {
-        return Ok(Started::Computing(computing));
+) -> Result<Admitted, kvpager_core::Error> {
+    if wait {
+        return pager.admit_or_wait(tokens, namespace, pin);
     }
-    pager.admit(tokens, namespace, pin).map(Started::Sequence)
+    pager.admit(tokens, namespace, pin).map(Admitted::Sequence)
 }
 
 fn computing_of(py: Python<'_>, computing: Computing) -> PyResult<Bound<'_, PyAny>> {
@@ -443,10 +437,10 @@ fn computing_of(py: Python<'_>, computing: Computing) -> PyResult<Bound<'_, PyAn
 }
 
 impl PyPager {
-    fn started<'py>(&self, py: Python<'py>, started: Started) -> PyResult<Bound<'py, PyAny>> {
+    fn started<'py>(&self, py: Python<'py>, started: Admitted) -> PyResult<Bound<'py, PyAny>> {
         match started {
-            Started::Sequence(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),
-            Started::Computing(computing) => computing_of(py, computing),
+            Admitted::Sequence(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),
+            Admitted::Computing(computing) => computing_of(py, computing),
         }
     }
 

@@ -163,7 +163,7 @@ impl PyStep {
         self.check_open(py, "copies")?;
         let batch = self.batch.get();
         let copies: Vec<(u32, u32)> = batch.shared.read(py, |pager| {
-            let lent = pager.get_batch(batch.handle).map_or(&[][..], |state| &state.plan(self.id).copies);
+            let lent = &pager.get_batch(batch.handle)?.plan(self.id).copies;
             let mut copies = with_capacity(lent.len())?;
             copies.extend(lent.iter().map(|copy| (copy.source, copy.target)));
             Ok(copies)
@@ -178,7 +178,7 @@ impl PyStep {
         self.check_open(py, "updates")?;
         let (batch, buffer) = (self.batch.get(), self.buffer());
         let updates = batch.shared.read(py, |pager| {
-            let Some(state) = pager.get_batch(batch.handle) else { return Ok(Vec::new()) };
+            let state = pager.get_batch(batch.handle)?;
             let tables = batch.arrays.of_buffer(py, &batch.shape, buffer)?.block_tables;
             let plan = state.plan(self.id);
             let mut updates = with_capacity(plan.updates.iter().map(|(_, from, to)| 3 * (to - from) as usize).sum())?;

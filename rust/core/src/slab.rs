@@ -58,12 +58,6 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The element in a slot, if it is there.
-    #[must_use]
-    pub fn at(&self, slot: u32) -> Option<&T> {
-        self.slots.get(slot as usize)?.1.as_deref()
-    }
-
     /// The element, unless it is gone.
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.slot as usize) {

@@ -20,9 +20,9 @@ mod shape;
 
 use std::collections::BTreeSet;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::{BlockId, Handle, Token};
-use crate::memory::with_capacity;
+use crate::memory::{with_capacity, zeroed};
 
 pub use arrays::Arrays;
 pub use forms::{Ragged, Tables};
@@ -57,6 +57,17 @@ pub enum Seat {
         /// Its row in the step of each buffer, as of that step.
         plan_rows: [u32; BUFFERS_MAX],
     },
+}
+
+impl Seat {
+    /// The batch that has a row for the sequence, or had one and may name it.
+    #[must_use]
+    pub const fn batch(self) -> Option<Handle> {
+        match self {
+            Self::None => None,
+            Self::Row { batch, .. } | Self::Left { batch, .. } => Some(batch),
+        }
+    }
 }
 
 /// What a step needs of a row's sequence. All zero for an empty row.
@@ -230,6 +241,18 @@ impl Batch {
         })
     }
 
+    /// Positions of a sequence that are given to steps: up to the end of the newest row that names it.
+    #[must_use]
+    pub fn num_planned(&self, seat: Seat, num_committed: usize) -> usize {
+        self.naming(seat).next().map_or(num_committed, |planned| planned.end as usize)
+    }
+
+    /// Is a sequence named by an open step?
+    #[must_use]
+    pub fn names(&self, seat: Seat) -> bool {
+        self.naming(seat).next().is_some()
+    }
+
     /// The sequence was cut to `len` tokens: open rows that end behind that are void.
     pub fn void(&mut self, seat: Seat, len: usize) {
         for step in self.oldest..self.next {
@@ -254,6 +277,29 @@ impl Batch {
         }
     }
 
+    /// The row of a caller's number, if it is in use.
+    #[must_use]
+    pub fn in_use(&self, row: i32) -> Option<usize> {
+        usize::try_from(row).ok().filter(|&at| self.sequences.get(at).is_some_and(Option::is_some))
+    }
+
+    /// Which rows a caller has named: each must be in use, and named once.
+    ///
+    /// # Errors
+    /// `Value` for one that is not; `Memory`.
+    pub fn named_rows(&self, rows: &[i32]) -> Result<Vec<bool>> {
+        let mut is_named: Vec<bool> = zeroed(self.rows.len())?;
+        for (nth, &row) in rows.iter().enumerate() {
+            let Some(at) = self.in_use(row) else {
+                return Err(Error::Value(format!("rows[{nth}] is {row}: that row is empty")));
+            };
+            if std::mem::replace(&mut is_named[at], true) {
+                return Err(Error::Value(format!("rows[{nth}] is {row} for a second time")));
+            }
+        }
+        Ok(is_named)
+    }
+
     /// Puts a sequence into the lowest empty row, which there is.
     pub fn seat(&mut self, sequence: Handle) -> u32 {
         let row = self.holes.pop_first().unwrap_or_else(|| {
@@ -273,23 +319,23 @@ impl Batch {
 
     /// Gives a row to another sequence, whose table differs from a column on.
     pub fn replace(&mut self, row: u32, sequence: Handle, column: usize) {
+        self.set_row(row, Some(sequence));
+        self.patch(row, column);
+    }
+
+    /// A row has this sequence, which no step names there, and must be looked at.
+    fn set_row(&mut self, row: u32, sequence: Option<Handle>) {
         let at = row as usize;
         self.rows[at] = Row::default();
-        self.sequences[at] = Some(sequence);
+        self.sequences[at] = sequence;
         for plan_rows in &mut self.plan_rows {
             plan_rows[at] = NO_ROW;
         }
-        self.patch(row, column);
     }
 
     /// Empties a row.
     pub fn unseat(&mut self, row: u32) {
-        let at = row as usize;
-        self.rows[at] = Row::default();
-        self.sequences[at] = None;
-        for plan_rows in &mut self.plan_rows {
-            plan_rows[at] = NO_ROW;
-        }
+        self.set_row(row, None);
         self.num_sequences -= 1;
         self.holes.insert(row);
         self.patch(row, 0);
@@ -326,13 +372,6 @@ impl Batch {
             let buffer = self.buffer_of(step);
             self.plans[buffer].is_moved = true;
         }
-    }
-
-    /// Takes out what waits in a row, which becomes cold.
-    pub fn take_pending(&mut self, row: usize) -> &[Token] {
-        let waiting = (self.rows[row].len - self.rows[row].flushed) as usize;
-        self.rows[row] = Row::default();
-        &self.pending[row * PENDING_MAX..][..waiting]
     }
 
     /// The tokens that wait in a row.

@@ -28,7 +28,7 @@ pub struct PrefixMatch {
 /// An admission that can be carried out.
 pub(super) struct Admission {
     /// The cached prefix; none without a root.
-    found: Option<Found>,
+    pub(super) found: Option<Found>,
     /// Blocks of the whole request.
     blocks: usize,
 }
@@ -47,6 +47,17 @@ impl Pager {
     pub fn admit(&mut self, tokens: &[Token], namespace: &[u8], pinned: bool) -> Result<Handle> {
         let plan = self.plan(tokens, namespace);
         let admission = self.counted(plan)?;
+        self.begin(tokens, namespace, pinned, &admission)
+    }
+
+    /// A sequence that can be admitted begins.
+    pub(super) fn begin(
+        &mut self,
+        tokens: &[Token],
+        namespace: &[u8],
+        pinned: bool,
+        admission: &Admission,
+    ) -> Result<Handle> {
         self.sequences.reserve(1)?;
         let root = self.pin_root(namespace)?;
         let mut sequence = Box::new(Sequence {
@@ -69,7 +80,7 @@ impl Pager {
             num_committed: 0,
             lost_tokens: 0,
         });
-        if let Err(error) = self.carry_out(&mut sequence, root, tokens, &admission, true) {
+        if let Err(error) = self.carry_out(&mut sequence, root, tokens, admission, true) {
             self.unpin_root(root);
             return Err(error);
         }

@@ -1,7 +1,7 @@
 //! Beams: rows that go on from other rows.
 
 use super::Pager;
-use super::rows::{append_reserved, closed};
+use super::rows::append_reserved;
 use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
@@ -47,11 +47,8 @@ impl Pager {
             let row = parent.cast_unsigned();
             let is_first = std::mem::replace(&mut roles[row as usize], Role::Stays) == Role::Leaves;
             places.push(row);
-            let sequence = self.sequence_of(handle, row)?;
-            let Some(mut parent) = self.sequences.take(sequence) else { return Err(closed()) };
-            let child = self.beam_of(&mut parent, is_first);
-            self.sequences.put_back(sequence, parent);
-            unborn.push(child?);
+            let parent = self.sequence_of(handle, row)?;
+            unborn.push(self.with_running(parent, "reorder", |pager, parent| pager.beam_of(parent, is_first))?);
         }
         let leaves = |&row: &usize| roles[row] == Role::Leaves;
         let mut released = with_capacity((0..roles.len()).filter(leaves).count())?;
@@ -67,11 +64,10 @@ impl Pager {
                 continue;
             };
             let parent = self.sequence_of(handle, row)?;
-            if let Some(parent) = self.sequences.take(parent) {
-                self.adopt(&parent, std::iter::once(child), &mut born);
-                let handle = Handle { slot: parent.slot, serial: parent.serial };
-                self.sequences.put_back(handle, parent);
-            }
+            self.with_running(parent, "reorder", |pager, parent| {
+                pager.adopt(parent, std::iter::once(child), &mut born);
+                Ok(())
+            })?;
             children.push(born.pop());
         }
         self.replace_rows(handle, &roles, &children, &mut places)?;
@@ -103,7 +99,7 @@ impl Pager {
         tokens: &[i32],
         rows: Option<&[i32]>,
     ) -> Result<Vec<Role>> {
-        let batch = self.batches.get(handle).ok_or_else(closed)?;
+        let batch = self.get_batch(handle)?;
         if batch.num_open() > 0 {
             return Err(Error::Step(format!("reorder: step {} is open; commit it first", batch.oldest)));
         }
@@ -113,35 +109,19 @@ impl Pager {
         if let Some(position) = tokens.iter().position(|&token| token < 0) {
             return Err(Error::Token { position, value: tokens[position].cast_unsigned() });
         }
-        let in_use =
-            |row: i32| usize::try_from(row).ok().filter(|&at| batch.sequences.get(at).is_some_and(Option::is_some));
+        let is_named = rows.map(|rows| batch.named_rows(rows)).transpose()?;
         let mut roles: Vec<Role> = zeroed(batch.rows.len())?;
         let mut num_taking = 0;
-        match rows {
-            Some(rows) => {
-                for (nth, &row) in rows.iter().enumerate() {
-                    let Some(at) = in_use(row) else {
-                        return Err(Error::Value(format!("rows[{nth}] is {row}: that row is empty")));
-                    };
-                    if std::mem::replace(&mut roles[at], Role::Leaves) == Role::Leaves {
-                        return Err(Error::Value(format!("rows[{nth}] is {row} for a second time")));
-                    }
-                    num_taking += 1;
-                }
-            }
-            None => {
-                for (role, sequence) in roles.iter_mut().zip(&batch.sequences) {
-                    if sequence.is_some() {
-                        (*role, num_taking) = (Role::Leaves, num_taking + 1);
-                    }
-                }
+        for (at, role) in roles.iter_mut().enumerate() {
+            if is_named.as_ref().map_or_else(|| batch.sequences[at].is_some(), |is_named| is_named[at]) {
+                (*role, num_taking) = (Role::Leaves, num_taking + 1);
             }
         }
         let mut is_parent: Vec<bool> = zeroed(roles.len())?;
         let mut num_kept = 0;
         let mut sequences = with_capacity(parents.len())?;
         for (nth, &parent) in parents.iter().enumerate() {
-            let Some(at) = in_use(parent).filter(|&at| roles[at] == Role::Leaves) else {
+            let Some(at) = batch.in_use(parent).filter(|&at| roles[at] == Role::Leaves) else {
                 return Err(Error::Value(format!("parents[{nth}] is {parent}: no row in use that takes part")));
             };
             if !std::mem::replace(&mut is_parent[at], true) {
@@ -177,7 +157,7 @@ impl Pager {
         children: &[Option<Handle>],
         places: &mut [u32],
     ) -> Result<()> {
-        let batch = self.batches.get(handle).ok_or_else(closed)?;
+        let batch = self.get_batch(handle)?;
         let is_empty = |&row: &usize| {
             roles.get(row) == Some(&Role::Leaves) || batch.sequences.get(row).is_none_or(Option::is_none)
         };
@@ -199,34 +179,26 @@ impl Pager {
         }
         for row in (0..roles.len()).filter(|&row| roles[row] == Role::Leaves) {
             let leaver = self.sequence_of(handle, row as u32)?;
-            if let Some(leaver) = self.sequences.get_mut(leaver) {
-                leaver.seat = Seat::None;
-            }
+            self.set_seat(leaver, Seat::None);
             self.release(leaver, Departure::Finished);
         }
-        let batch = self.batches.get_mut(handle).ok_or_else(closed)?;
-        let mut next_unused = 0;
-        for ((&row, child), column) in places.iter().zip(children).zip(columns) {
-            let &Some(child) = child else { continue };
-            if let Some(column) = column {
-                batch.replace(row, child, column);
-                next_unused = row as usize + 1;
-            } else {
-                batch.seat(child);
+        self.with_batch(handle, |pager, batch| {
+            let mut next_unused = 0;
+            for ((&row, child), column) in places.iter().zip(children).zip(columns) {
+                let &Some(child) = child else { continue };
+                if let Some(column) = column {
+                    batch.replace(row, child, column);
+                    next_unused = row as usize + 1;
+                } else {
+                    batch.seat(child);
+                }
+                pager.set_seat(child, Seat::Row { batch: handle, row });
             }
-            if let Some(child) = self.sequences.get_mut(child) {
-                child.seat = Seat::Row { batch: handle, row };
+            // Rows below were taken in order; the others that were left are empty now.
+            for row in (next_unused..roles.len()).filter(|&row| roles[row] == Role::Leaves) {
+                batch.unseat(row as u32);
             }
-        }
-        // Rows below were taken in order; the others that were left are empty now.
-        for row in (next_unused..roles.len()).filter(|&row| roles[row] == Role::Leaves) {
-            batch.unseat(row as u32);
-        }
-        Ok(())
-    }
-
-    fn sequence_of(&self, handle: Handle, row: u32) -> Result<Handle> {
-        let batch = self.batches.get(handle).ok_or_else(closed)?;
-        batch.sequences.get(row as usize).copied().flatten().ok_or_else(closed)
+            Ok(())
+        })
     }
 }

@@ -18,21 +18,33 @@ pub struct Computing {
     pub num_tokens: usize,
 }
 
+/// What an admission that may wait came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admitted {
+    /// It has begun.
+    Sequence(Handle),
+    /// It had better wait.
+    Computing(Computing),
+}
+
 impl Pager {
-    /// What an `admit` would do well to wait for.
+    /// `admit`, unless a running sequence is about to compute more of the prompt than is cached: then nothing is taken.
     ///
     /// # Errors
-    /// As `admit`, but for `OutOfBlocks`.
-    pub fn find_computing(&mut self, tokens: &[Token], namespace: &[u8]) -> Result<Option<Computing>> {
-        match self.plan(tokens, namespace) {
-            Ok(_) | Err(Error::OutOfBlocks { .. }) => {}
-            Err(error) => return self.counted(Err(error)),
-        }
-        let computing = self.find(tokens, namespace).and_then(|found| self.computing_behind(found, tokens));
-        if computing.is_some() {
+    /// As `admit`.
+    pub fn admit_or_wait(&mut self, tokens: &[Token], namespace: &[u8], pinned: bool) -> Result<Admitted> {
+        let plan = self.plan(tokens, namespace);
+        let found = match &plan {
+            Ok(admission) => admission.found,
+            Err(Error::OutOfBlocks { .. }) => self.find(tokens, namespace),
+            Err(_) => None,
+        };
+        if let Some(computing) = found.and_then(|found| self.computing_behind(found, tokens)) {
             check_tokens(tokens, 0)?;
+            return Ok(Admitted::Computing(computing));
         }
-        Ok(computing)
+        let admission = self.counted(plan)?;
+        self.begin(tokens, namespace, pinned, &admission).map(Admitted::Sequence)
     }
 
     /// Who computes the block behind a hit, and how far it goes on.

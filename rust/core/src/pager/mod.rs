@@ -34,7 +34,7 @@ use crate::stats::Counters;
 
 pub use admit::PrefixMatch;
 pub(crate) use admit::check_tokens;
-pub use computing::Computing;
+pub use computing::{Admitted, Computing};
 pub use life::FORK_MAX;
 pub use step::Counts;
 pub use step_end::Outcome;

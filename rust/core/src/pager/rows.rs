@@ -19,9 +19,22 @@ impl Pager {
     }
 
     /// The batch behind a handle.
-    #[must_use]
-    pub fn get_batch(&self, batch: Handle) -> Option<&Batch> {
-        self.batches.get(batch)
+    ///
+    /// # Errors
+    /// `Value` once it is closed.
+    pub fn get_batch(&self, batch: Handle) -> Result<&Batch> {
+        self.batches.get(batch).ok_or_else(closed)
+    }
+
+    /// The sequence of a row that is in use.
+    pub(super) fn sequence_of(&self, handle: Handle, row: u32) -> Result<Handle> {
+        self.get_batch(handle)?.sequences.get(row as usize).copied().flatten().ok_or_else(closed)
+    }
+
+    pub(super) fn set_seat(&mut self, sequence: Handle, seat: Seat) {
+        if let Some(sequence) = self.sequences.get_mut(sequence) {
+            sequence.seat = seat;
+        }
     }
 
     /// Runs `call` on a batch, which is out of the slab meanwhile.
@@ -51,8 +64,7 @@ impl Pager {
                     return Err(Error::Value(format!("sequence {} is in a batch already", sequence.serial)));
                 }
                 Seat::Left { batch: other, .. }
-                    if other != handle
-                        && pager.batches.get(other).is_some_and(|other| other.naming(seat).next().is_some()) =>
+                    if other != handle && pager.batches.get(other).is_some_and(|other| other.names(seat)) =>
                 {
                     return Err(Error::Value(format!(
                         "sequence {} is named by an open step of another batch: commit or cancel that first",
@@ -81,9 +93,7 @@ impl Pager {
                 batch.left.retain(|&left| left != sequence);
                 batch.mark_moved();
             }
-            if let Some(sequence) = pager.sequences.get_mut(sequence) {
-                sequence.seat = Seat::Row { batch: handle, row };
-            }
+            pager.set_seat(sequence, Seat::Row { batch: handle, row });
             Ok(row)
         })
     }
@@ -93,18 +103,13 @@ impl Pager {
     /// # Errors
     /// `Value` for a bad count, a row that is empty or named twice, too few empty rows; `Memory`.
     pub fn fork_rows(&mut self, handle: Handle, rows: &[i32], count: usize) -> Result<Vec<Handle>> {
-        let Some(batch) = self.batches.get(handle) else { return Err(closed()) };
+        let batch = self.get_batch(handle)?;
         if count == 0 || count > FORK_MAX {
             return Err(Error::Value(format!("n is {count}; it must be 1 to {FORK_MAX}")));
         }
+        batch.named_rows(rows)?;
         let mut parents = with_capacity(rows.len())?;
-        for (nth, &row) in rows.iter().enumerate() {
-            let parent = usize::try_from(row).ok().and_then(|row| *batch.sequences.get(row)?);
-            parents.push(parent.ok_or_else(|| Error::Value(format!("rows[{nth}] is {row}: that row is empty")))?);
-            if rows[..nth].contains(&row) {
-                return Err(Error::Value(format!("rows[{nth}] is {row} for a second time")));
-            }
-        }
+        parents.extend(rows.iter().filter_map(|&row| batch.sequences[batch.in_use(row)?]));
         let (total, empty) = (parents.len().saturating_mul(count), batch.shape.max_seqs - batch.num_sequences);
         if total > empty {
             return Err(Error::Value(format!("{total} children need a row each; {empty} are empty: max_seqs")));
@@ -122,9 +127,9 @@ impl Pager {
             })?;
         }
         for &child in &handles {
-            let row = self.batches.get_mut(handle).map(|batch| batch.seat(child));
-            if let (Some(row), Some(child)) = (row, self.sequences.get_mut(child)) {
-                child.seat = Seat::Row { batch: handle, row };
+            if let Some(batch) = self.batches.get_mut(handle) {
+                let row = batch.seat(child);
+                self.set_seat(child, Seat::Row { batch: handle, row });
             }
         }
         Ok(handles)
@@ -141,7 +146,7 @@ impl Pager {
         self.flush_row(sequence);
         let Some(batch) = self.batches.get_mut(handle) else { return Ok(row) };
         let mut seat = Seat::None;
-        if batch.naming(Seat::Row { batch: handle, row }).next().is_some() {
+        if batch.names(Seat::Row { batch: handle, row }) {
             batch.left.try_reserve(1)?;
             batch.left.push(sequence);
             let mut plan_rows = [NO_ROW; BUFFERS_MAX];
@@ -152,9 +157,7 @@ impl Pager {
             batch.mark_moved();
         }
         batch.unseat(row);
-        if let Some(sequence) = self.sequences.get_mut(sequence) {
-            sequence.seat = seat;
-        }
+        self.set_seat(sequence, seat);
         Ok(row)
     }
 
@@ -179,8 +182,8 @@ impl Pager {
                 let from = batch.rows.len() as u32 - 1;
                 let last = batch.sequences[from as usize];
                 batch.move_last(to);
-                if let Some(sequence) = last.and_then(|last| pager.sequences.get_mut(last)) {
-                    sequence.seat = Seat::Row { batch: handle, row: to };
+                if let Some(last) = last {
+                    pager.set_seat(last, Seat::Row { batch: handle, row: to });
                 }
                 moves.push((from, to));
             }
@@ -233,9 +236,7 @@ impl Pager {
 
     /// Open steps no longer name a sequence that was cut to `len` tokens before their end.
     pub(super) fn void(&mut self, sequence: &Sequence, len: usize) {
-        if let Seat::Row { batch, .. } | Seat::Left { batch, .. } = sequence.seat
-            && let Some(batch) = self.batches.get_mut(batch)
-        {
+        if let Some(batch) = sequence.seat.batch().and_then(|batch| self.batches.get_mut(batch)) {
             batch.void(sequence.seat, len);
         }
     }
@@ -262,23 +263,22 @@ impl Pager {
     /// Positions given to steps.
     #[must_use]
     pub fn num_planned(&self, sequence: &Sequence) -> usize {
-        let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else {
-            return sequence.num_committed;
-        };
-        let newest = self.batches.get(batch).and_then(|batch| batch.naming(sequence.seat).next());
-        newest.map_or(sequence.num_committed, |planned| planned.end as usize)
+        let committed = sequence.num_committed;
+        self.batch_of(sequence).map_or(committed, |batch| batch.num_planned(sequence.seat, committed))
     }
 
     /// Is it named by an open step?
     pub(super) fn is_named(&self, sequence: &Sequence) -> bool {
-        let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else { return false };
-        self.batches.get(batch).is_some_and(|batch| batch.naming(sequence.seat).next().is_some())
+        self.batch_of(sequence).is_some_and(|batch| batch.names(sequence.seat))
+    }
+
+    fn batch_of(&self, sequence: &Sequence) -> Option<&Batch> {
+        self.batches.get(sequence.seat.batch()?)
     }
 
     /// Its tokens before the first placeholder.
     pub(crate) fn num_known(&self, sequence: &Sequence) -> usize {
-        let (Seat::Row { batch, .. } | Seat::Left { batch, .. }) = sequence.seat else { return sequence.len };
-        let Some(batch) = self.batches.get(batch) else { return sequence.len };
+        let Some(batch) = self.batch_of(sequence) else { return sequence.len };
         // A placeholder waits for the commit of the step whose row ends before it.
         let ends = batch.naming(sequence.seat).map(|planned| planned.end as usize);
         ends.filter(|&end| self.is_placeholder(sequence, end)).last().unwrap_or(sequence.len)
@@ -290,10 +290,10 @@ impl Pager {
         (start..sequence.len).contains(&position) && sequence.tail.get(position - start, block_size) == PLACEHOLDER
     }
 
-    /// Brings what a step or its commit will read of some sequences into the cache. They lie anywhere in memory: waiting
-    /// for one line after the other, row by row, would be most of the cost, and each loop here waits for all at once.
-    pub(super) fn touch(&self, handle: impl Fn(usize) -> Option<Handle>, count: usize) {
-        let sequences = || (0..count).filter_map(|nth| self.sequences.get(handle(nth)?));
+    /// Brings what a commit will read of some sequences into the cache. They lie anywhere in memory: waiting for one line
+    /// after the other, row by row, would be most of the cost, and each loop here waits for all at once.
+    pub(super) fn touch(&self, handles: &(impl Iterator<Item = Handle> + Clone)) {
+        let sequences = || handles.clone().filter_map(|handle| self.sequences.get(handle));
         let mut seen = 0;
         for sequence in sequences() {
             seen ^= sequence.path_blocks ^ sequence.table.len() ^ sequence.num_committed ^ sequence.tail.len();
@@ -317,8 +317,7 @@ impl Pager {
     /// # Errors
     /// `Memory`: the row stays cold.
     pub(super) fn refresh(&self, batch: &mut Batch, at: usize, sequence: &mut Sequence) -> Result<()> {
-        let newest = batch.naming(sequence.seat).next();
-        let planned = newest.map_or(sequence.num_committed, |planned| planned.end as usize);
+        let planned = batch.num_planned(sequence.seat, sequence.num_committed);
         self.refresh_at(batch, at, sequence, planned)
     }
 
@@ -377,7 +376,7 @@ impl Pager {
     }
 }
 
-pub(super) fn closed() -> Error {
+fn closed() -> Error {
     Error::Value("the batch is closed".to_owned())
 }
 
@@ -388,7 +387,8 @@ pub(super) fn flush(batch: &mut Batch, at: usize, sequence: &mut Sequence, block
         return;
     }
     sequence.num_committed = row.committed as usize;
-    append_reserved(sequence, batch.take_pending(at), block_size);
+    append_reserved(sequence, batch.pending(at), block_size);
+    batch.rows[at] = Row::default();
 }
 
 /// Adds tokens for which the tail has room.

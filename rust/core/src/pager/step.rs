@@ -437,7 +437,7 @@ impl Pager {
             return batch.rows[at].planned;
         }
         let Some(sequence) = batch.sequences[at].and_then(|handle| self.sequences.get(handle)) else { return 0 };
-        batch.naming(sequence.seat).next().map_or(sequence.num_committed as u32, |planned| planned.end)
+        batch.num_planned(sequence.seat, sequence.num_committed) as u32
     }
 
     /// The step takes over the queue: what single calls had asked for, then its own.

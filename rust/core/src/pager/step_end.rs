@@ -142,18 +142,12 @@ impl Pager {
                 let mut tokens = with_capacity(plan.num_tokens)?;
                 for (nth, planned) in plan.rows.iter().enumerate() {
                     let (end, num) = (planned.end as usize, planned.num as usize);
-                    match places.of(nth) {
-                        Place::Row(at) if planned.is_named => pager.with_row(batch, at, |pager, batch, sequence| {
-                            flush(batch, at, sequence, pager.config.block_size);
-                            pager.push_tokens(sequence, end - num..end, &mut tokens);
-                        }),
-                        Place::Left(left) if planned.is_named => {
-                            if let Some(sequence) = pager.sequences.get(left) {
-                                pager.push_tokens(sequence, end - num..end, &mut tokens);
-                            }
-                        }
-                        _ => tokens.resize(tokens.len() + num, -1),
-                    }
+                    let place = if planned.is_named { places.of(nth) } else { Place::Gone };
+                    let after = tokens.len() + num;
+                    pager.with_place(batch, place, |pager, _, sequence| {
+                        pager.push_tokens(sequence, end - num..end, &mut tokens);
+                    });
+                    tokens.resize(after, -1);
                 }
                 Ok(tokens)
             })
@@ -209,7 +203,7 @@ impl Pager {
         let mut left = std::mem::take(&mut batch.left);
         left.retain(|&handle| {
             let Some(sequence) = self.sequences.get_mut(handle) else { return false };
-            let is_named = batch.naming(sequence.seat).next().is_some();
+            let is_named = batch.names(sequence.seat);
             if !is_named {
                 sequence.seat = Seat::None;
             }
@@ -316,13 +310,10 @@ impl Pager {
         applied: &mut [bool],
     ) {
         let slow = std::mem::take(&mut batch.slow_rows);
-        self.touch(
-            |nth| match places.of(*slow.get(nth)? as usize) {
-                Place::Row(at) => *batch.sequences.get(at)?,
-                _ => None,
-            },
-            slow.len(),
-        );
+        self.touch(&slow.iter().filter_map(|&nth| match places.of(nth as usize) {
+            Place::Row(at) => *batch.sequences.get(at)?,
+            _ => None,
+        }));
         let mut from = 0;
         for &nth in &slow {
             let nth = nth as usize;
