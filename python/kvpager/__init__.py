@@ -32,6 +32,7 @@ from .errors import (
     TokenTypeError,
     TransferError,
 )
+from .plans import Plan
 from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "NeverFits",
     "OutOfBlocks",
     "Pager",
+    "Plan",
     "Poisoned",
     "PrefixMatch",
     "Sequence",
