@@ -78,7 +78,7 @@ def test_the_message_names_the_numbers_and_the_way_out():
 
 @pytest.mark.parametrize(
     ("state", "advice"),
-    [("released", "admit"), ("preempted", "resume"), ("running", "only a preempted"), ("odd", "odd")],
+    [("released", "admit"), ("preempted", "resume"), ("running", "only a preempted or swapped"), ("odd", "odd")],
 )
 def test_a_stale_handle_says_what_happened_to_it(state, advice):
     message = str(kvpager.StaleHandle(7, state, "append"))

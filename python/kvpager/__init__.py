@@ -32,7 +32,7 @@ from .errors import (
     TokenTypeError,
     TransferError,
 )
-from .plans import Plan
+from .plans import Plan, PlanStatus
 from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "OutOfBlocks",
     "Pager",
     "Plan",
+    "PlanStatus",
     "Poisoned",
     "PrefixMatch",
     "Sequence",

@@ -10,6 +10,8 @@ scheduler and its workers, and ``repr`` shows how to build it again.
 
 from __future__ import annotations
 
+from .plans import Tier
+
 __all__ = [
     "AllocationError",
     "ConfigError",
@@ -34,22 +36,35 @@ class OutOfBlocks(KvPagerError, RuntimeError):
     """The call needs more blocks than are free or evictable now. Nothing was changed.
 
     ``reserve`` is the part of ``needed`` that an admission must leave for the running sequences, where the watermark
-    refused it; else 0.
+    refused it; else 0. ``tier`` is where the blocks are missing.
     """
 
     def __init__(
-        self, needed: int, free: int, evictable: int, total: int, rows: tuple[int, ...] = (), reserve: int = 0
+        self,
+        needed: int,
+        free: int,
+        evictable: int,
+        total: int,
+        rows: tuple[int, ...] = (),
+        reserve: int = 0,
+        tier: Tier = "device",
     ) -> None:
         rows = tuple(rows)
-        super().__init__(needed, free, evictable, total, rows, reserve)
+        super().__init__(needed, free, evictable, total, rows, reserve, tier)
         self.needed = needed
         self.free = free
         self.evictable = evictable
         self.total = total
         self.rows = rows
         self.reserve = reserve
+        self.tier = tier
 
     def __str__(self) -> str:
+        if self.tier == "host":
+            return (
+                f"needed {self.needed} host blocks, but {self.free} are free and {self.evictable} evictable of"
+                f" {self.total}: preempt() instead of swapping out, or try again when a swapped sequence has left"
+            )
         where = f" for rows {', '.join(map(str, self.rows))}" if self.rows else ""
         reserve = f" ({self.reserve} of them the watermark's reserve)" if self.reserve else ""
         return (
@@ -86,7 +101,11 @@ class StaleHandle(KvPagerError, ValueError):
         what = {
             "released": "was released and holds nothing any more: admit its tokens again",
             "preempted": "was preempted and holds no blocks: resume it first",
-            "running": "is running: only a preempted sequence can be resumed",
+            "swapped": "is swapped out: swap it in, or resume it, first",
+            "fetching": "is being fetched: its plan must end first (complete, fail or cancel)",
+            "swapping_out": "is being swapped out: its plan must end first (complete, fail or cancel)",
+            "swapping_in": "is being swapped in: its plan must end first (complete, fail or cancel)",
+            "running": "is running: only a preempted or swapped sequence can come back",
         }.get(self.state, f"is {self.state}")
         return f"{self.call} refused: sequence {self.sequence_id} {what}"
 

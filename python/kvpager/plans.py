@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Plan", "PlanKind", "Tier"]
+__all__ = ["Plan", "PlanKind", "PlanState", "PlanStatus", "Tier"]
 
 Tier: TypeAlias = Literal["device", "host"]
 """Where a block's bytes are. Block ids of two tiers have nothing to do with each other."""
 
 PlanKind: TypeAlias = Literal["swap_out", "swap_in", "offload", "fetch"]
 """Why a plan was made: `swap_out` and `offload` go from the device to the host, `swap_in` and `fetch` come back."""
+
+PlanState: TypeAlias = Literal["planned", "started", "abandoned"]
+"""How far a plan is that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,3 +59,12 @@ class Plan:
     def __hash__(self) -> int:
         """By number and generation, which name a plan of one pager."""
         return hash((self.id, self.generation))
+
+
+class PlanStatus(NamedTuple):
+    """A plan that has not ended, as ``Pager.plans`` tells of it."""
+
+    plan: Plan
+    state: PlanState
+    tick: int | None
+    """When it was started, on the clock of the caller's choice (``Pager.start``); None before."""

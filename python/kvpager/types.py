@@ -60,6 +60,8 @@ class PrefixMatch(NamedTuple):
     """Blocks that hold them."""
     computing: Computing | None = None
     """Who is about to compute what follows, and how far; None if nobody is."""
+    num_host_tokens: int = 0
+    """Tokens behind them that ``admit(..., fetch=True)`` would fetch from the host: a multiple of ``block_size``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,23 @@ class Stats:
 
     Blocks now:
 
-    - ``total_blocks``: blocks of the pool, free + cached + active + reserved.
+    - ``total_blocks``: blocks of the pool, free + cached + active + writing + quarantined + reserved.
     - ``free_blocks``: blocks without content.
     - ``cached_blocks``: blocks that nobody holds and that can still be hit.
-    - ``active_blocks``: blocks that a sequence, a queued copy or an open step holds.
+    - ``active_blocks``: blocks that a sequence, a queued copy, an open step or a plan that reads them holds.
     - ``reserved_blocks``: 1 with a null block, else 0.
-    - ``evictable_blocks``: blocks that eviction could free now, in one tier all that are cached.
+    - ``evictable_blocks``: blocks that eviction could free now, all that are cached.
+    - ``writing_blocks``: destinations of unfinished plans.
+    - ``quarantined_blocks``: destinations of abandoned plans, until they are reclaimed.
+    - ``host_total_blocks``: blocks of the host tier, the sum of the next five.
+    - ``host_free_blocks``, ``host_cached_blocks``, ``host_active_blocks``, ``host_writing_blocks``,
+      ``host_quarantined_blocks``: as above; a swapped sequence or a plan that reads it holds an active one.
 
     Sequences now:
 
-    - ``running_sequences``: those that hold their blocks, ``pin=True`` ones included.
+    - ``running_sequences``: those that hold device blocks, ``pin=True`` ones and those in a transfer included.
     - ``preempted_sequences``: those that wait to be resumed.
+    - ``swapped_sequences``: those whose KV is on the host.
 
     Counters since construction:
 
@@ -94,6 +102,11 @@ class Stats:
     - ``dropped_handles``: live handles that the garbage collector took; the pager released them.
     - ``refused_calls``: calls answered with OutOfBlocks or NeverFits, or with None in their place.
     - ``noop_calls``: releases of handles that were released already.
+    - ``host_evicted_blocks``: cached host blocks that gave up their content for a frame.
+    - ``offloaded_blocks``: host blocks that offloads brought into the host's index.
+    - ``fetched_blocks``: blocks that came back from the host for an admit.
+    - ``swap_outs``, ``swap_ins``: completed plans of either kind.
+    - ``late_reports``: reports of plans that had ended.
     """
 
     total_blocks: int
@@ -117,6 +130,21 @@ class Stats:
     dropped_handles: int
     refused_calls: int
     noop_calls: int
+    writing_blocks: int = 0
+    quarantined_blocks: int = 0
+    host_total_blocks: int = 0
+    host_free_blocks: int = 0
+    host_cached_blocks: int = 0
+    host_active_blocks: int = 0
+    host_writing_blocks: int = 0
+    host_quarantined_blocks: int = 0
+    swapped_sequences: int = 0
+    host_evicted_blocks: int = 0
+    offloaded_blocks: int = 0
+    fetched_blocks: int = 0
+    swap_outs: int = 0
+    swap_ins: int = 0
+    late_reports: int = 0
 
     @property
     def hit_rate(self) -> float:
