@@ -215,8 +215,11 @@ impl Pager {
         }
         let node = &self.index[end];
         // Held children may be dead ones, which hang below the node's present end.
-        let is_own_leaf =
-            node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
+        let is_own_leaf = node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && {
+            // What a plan reads is what it said that it reads.
+            let slot = self.evict.slot(end);
+            slot.hits() == 0 && !slot.is_in_transit()
+        };
         let room = node.run.capacity() - node.run.len();
         (is_own_leaf && room > 0).then_some(room)
     }
