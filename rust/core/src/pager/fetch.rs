@@ -12,6 +12,7 @@ use super::life::Known;
 use super::plans::End;
 use crate::content;
 use crate::error::{Error, Result};
+use crate::host::Host;
 use crate::ids::{BlockId, Handle, Token};
 use crate::index::Found;
 use crate::memory::{self, with_capacity};
@@ -97,7 +98,7 @@ impl Pager {
         is_enough(on_host.blocks).then_some(Source::Host(on_host))
     }
 
-    /// The first plan that brings the blocks behind a prefix for somebody else.
+    /// The first plan that brings the blocks behind a prefix for somebody else, and how far it agrees.
     fn find_fetch(
         &self,
         tokens: &[Token],
@@ -107,28 +108,38 @@ impl Pager {
     ) -> Option<(PlanId, usize)> {
         let block_size = self.config.block_size;
         let ends_there = found.node.is_root() || found.within == self.index[found.node].run.len();
-        let mut first: Option<(u64, PlanId, usize)> = None;
-        for plan in self.plans.iter().filter(|_| ends_there) {
-            let (Work::Fetch { start, members, .. }, true) =
-                (&plan.work, plan.serial < first.map_or(u64::MAX, |first| first.0))
-            else {
-                continue;
-            };
-            for member in members {
-                let Some(sequence) = self.sequences.get(member.sequence) else { continue };
-                if *start != found.blocks || sequence.end != found.node {
-                    continue;
-                }
-                let rest = &tokens[found.blocks * block_size..limit * block_size];
-                let common = found.blocks + sequence.tail.common_tokens(rest, block_size) / block_size;
-                let end = content::cut_back(tokens.len(), |at| tokens[at], common.min(member.end), block_size);
-                if is_enough(end) {
-                    first = Some((plan.serial, plan.id, end));
-                    break;
-                }
-            }
+        let joinable = self.plans.iter().filter(|_| ends_there).filter_map(|plan| {
+            let end = self.fetched_end(plan, found, tokens, limit)?;
+            let end = content::cut_back(tokens.len(), |at| tokens[at], end, block_size);
+            is_enough(end).then_some((plan.serial, plan.id, end))
+        });
+        joinable.min_by_key(|&(serial, ..)| serial).map(|(_, id, end)| (id, end))
+    }
+
+    /// How far a plan brings what a prompt wants behind a place.
+    fn fetched_end(&self, plan: &Plan, place: Found, tokens: &[Token], limit: usize) -> Option<usize> {
+        let Work::Fetch { start, source: Some(source), members } = &plan.work else { return None };
+        let (host, member) = (self.host.as_ref()?, self.sequences.get(members.first()?.sequence)?);
+        if *start != place.blocks || member.end != place.node || !host.index.is_live(*source) {
+            return None;
         }
-        first.map(|(_, id, end)| (id, end))
+        let block_size = self.config.block_size;
+        let mut brought = with_capacity((start + plan.sources.len()) * block_size).ok()?;
+        host.index.push_path_tokens(*source, start + plan.sources.len(), &mut brought);
+        let agreed = brought.iter().zip(tokens).skip(start * block_size).take_while(|(a, b)| a == b).count();
+        Some((start + agreed / block_size).min(limit))
+    }
+
+    /// Was a block that is fetched for a sequence forgotten?
+    pub(super) fn is_fetch_forgotten(&self, sequence: &Sequence) -> bool {
+        let plan = sequence.plan.and_then(|id| self.plans.get(id).ok().flatten());
+        let Some(Plan { work: Work::Fetch { start, source: Some(source), members }, sources, .. }) = plan else {
+            return false;
+        };
+        let end =
+            members.iter().find(|member| member.sequence.serial == sequence.serial).map_or(0, |member| member.end);
+        let is_live = |host: &Host| host.index.live_part(*source, start + sources.len()).blocks >= end;
+        self.host.as_ref().is_some_and(|host| !is_live(host))
     }
 
     fn admit_to_plan(
@@ -226,6 +237,9 @@ impl Pager {
             self.counters.fetched_blocks += num_done as u64;
         }
         let Work::Fetch { start, source, members } = plan.work.take() else { return };
+        let blocks = start + plan.sources.len();
+        let live =
+            source.zip(self.host.as_ref()).map_or(blocks, |(source, host)| host.index.live_part(source, blocks).blocks);
         self.let_go_of_targets(plan.work.target(), &plan.targets);
         self.let_go_on_host(source);
         for member in members {
@@ -237,6 +251,8 @@ impl Pager {
             let kept = content::cut_back(tail.len(), |at| tail.get(at, block_size), blocks - start, block_size);
             let blocks = start + kept;
             (sequence.state, sequence.plan) = (State::Running, None);
+            // What was forgotten meanwhile is not published again.
+            sequence.is_silent |= live < member.end;
             if blocks > start {
                 self.counters.hit_tokens += ((blocks - start) * block_size) as u64;
                 sequence.num_cached = blocks * block_size;

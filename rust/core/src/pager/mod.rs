@@ -459,6 +459,9 @@ impl Pager {
             }
             self.in_transit.remove(&node);
             self.evict.set_in_transit(node, self.index[node].run.len(), false);
+            if self.evict.slot(node).is_queued() {
+                self.fences.note_node(node);
+            }
             let parent = self.index[node].parent;
             if !self.index[node].is_held() && !self.index.is_live(node) {
                 self.free_node(node);

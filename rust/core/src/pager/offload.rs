@@ -11,7 +11,7 @@ use super::Pager;
 use crate::content;
 use crate::error::{Error, Result};
 use crate::host::{Adopted, Host};
-use crate::ids::{BlockId, CONTENT_START, Handle, NodeId, Token};
+use crate::ids::{BlockId, Handle, NodeId, Token};
 use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::transfers::{Chain, Plan, PlanId, Work};
@@ -123,21 +123,22 @@ impl Pager {
         let mut ids = with_capacity(path.blocks - start)?;
         self.index.push_path_blocks(path.node, path.blocks, start, &mut ids);
 
-        let mut chain = self.missing(&ids);
-        chain = start + chain.start..start + chain.end;
-        // What is behind the path is not known: a run of content tokens may go on there.
-        let token = |at: usize| tokens.get(at).copied().unwrap_or(CONTENT_START);
-        let safe = |blocks| content::cut_back(tokens.len() + 1, token, blocks, block_size);
-        let stop = safe(chain.end);
-        if stop <= chain.start || safe(chain.start) != chain.start {
+        let missing = self.missing(&ids);
+        let chain = start + missing.start..start + missing.end;
+        // A run of content tokens is copied whole or not at all.
+        let safe = |blocks| content::cut_back(tokens.len(), |at| tokens[at], blocks, block_size);
+        if safe(chain.start) != chain.start {
             return Ok(Look::Nothing);
         }
         let above = above.filter(|above| above.blocks == chain.start);
         let room = host.room() - above.map_or(0, |above| host.idle_blocks(above));
-        let stop = safe(chain.start + draft.wanted.min(room).min(stop - chain.start));
-        if stop <= chain.start {
-            return Ok(Look::NoRoom);
+        let most = safe(chain.end.min(chain.start.saturating_add(room)));
+        if most <= chain.start {
+            return Ok(if room == 0 && !chain.is_empty() { Look::NoRoom } else { Look::Nothing });
         }
+        // As many as are wanted, and then to the end of a run.
+        let wanted = chain.start.saturating_add(draft.wanted);
+        let stop = (wanted..most).find(|&blocks| safe(blocks) == blocks).unwrap_or(most);
 
         // Splits do not show; after them nothing can be refused.
         let end = self.end_at(self.index.locate(path, stop))?;
@@ -154,7 +155,7 @@ impl Pager {
         let sources = &ids[chain.start - start..stop - start];
         draft.sources.extend_from_slice(sources);
         draft.chains.push(Chain { end, start: chain.start, len, above });
-        draft.wanted -= len;
+        draft.wanted = draft.wanted.saturating_sub(len);
         self.plans.in_flight.extend(sources);
         self.hold_for_plan(end);
         Ok(Look::Made)

@@ -89,7 +89,7 @@ impl Pager {
             }
             Work::Fetch { .. } => self.end_fetch(&mut plan, end),
             Work::SwapOut { .. } => {
-                self.end_swap_out(&mut plan, tokens);
+                self.end_swap_out(&mut plan, end == End::Complete, tokens);
                 self.let_go_of_targets(Tier::Host, &plan.targets);
             }
             Work::SwapIn { .. } => self.end_swap_in(&mut plan, end == End::Complete),

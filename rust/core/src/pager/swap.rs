@@ -40,6 +40,12 @@ impl Pager {
     fn plan_swap_out(&mut self, sequence: &mut Sequence, handle: Handle) -> Result<PlanId> {
         let block_size = self.config.block_size;
         let kept = sequence.num_committed.div_ceil(block_size);
+        if self.copies.has_targets() && sequence.table[..kept].iter().any(|&block| self.copies.is_target(block)) {
+            return Err(Error::Transfer(format!(
+                "swap_out: an open step is to fill a block of sequence {}; commit the step first",
+                sequence.serial
+            )));
+        }
         let on_host = self.find_on_host(sequence)?;
         let start = on_host.map_or(0, |found| found.blocks);
         let mut sources = with_capacity(kept - start)?;
@@ -93,8 +99,9 @@ impl Pager {
     }
 
     /// A swap-out has ended; `tokens` if all blocks arrived. The targets that came to nothing stay the plan's.
-    pub(super) fn end_swap_out(&mut self, plan: &mut Plan, tokens: Option<Known>) {
+    pub(super) fn end_swap_out(&mut self, plan: &mut Plan, is_complete: bool, tokens: Option<Known>) {
         let Work::SwapOut { owner, start } = plan.work.take() else { return };
+        self.counters.swap_outs += u64::from(is_complete);
         let (Owner::Sequence(handle), Some(tokens)) = (&owner, tokens) else {
             return self.stay_on_device(owner);
         };
@@ -106,7 +113,6 @@ impl Pager {
         self.leave_device(&mut sequence, handle, tokens);
         sequence.state = State::Swapped;
         self.num_swapped += 1;
-        self.counters.swap_outs += 1;
         self.sequences.put_back(handle, sequence);
     }
 
@@ -214,14 +220,18 @@ impl Pager {
     /// Where on the device the sequence's blocks go on to be found.
     fn find_way_back(&self, sequence: &Sequence) -> Result<Found> {
         let none = Found { node: sequence.root, within: 0, blocks: 0 };
-        let end = sequence.away.as_ref().and_then(|away| away.end);
-        let is_forgotten = end.is_some_and(|end| self.host.as_ref().is_some_and(|host| !host.index.is_live(end)));
-        if is_forgotten || !self.index.is_live(sequence.root) {
+        if self.is_forgotten(sequence) || !self.index.is_live(sequence.root) {
             return Ok(none);
         }
         let mut tokens: Vec<Token> = with_capacity(sequence.len)?;
         self.copy_tokens(sequence, &mut tokens);
         Ok(self.index.find(sequence.root, &tokens, sequence.num_committed / self.config.block_size))
+    }
+
+    /// Was a block of what it has on the host forgotten?
+    pub(super) fn is_forgotten(&self, sequence: &Sequence) -> bool {
+        let end = sequence.away.as_ref().and_then(|away| away.end);
+        end.is_some_and(|end| self.host.as_ref().is_some_and(|host| !host.index.is_live(end)))
     }
 
     fn begin_swap_in(
@@ -241,7 +251,6 @@ impl Pager {
         sources.truncate(brought);
         sources.extend_from_slice(&away.own[start.saturating_sub(away.path_blocks).min(away.own.len())..]);
         debug_assert_eq!(sources.len(), brought);
-        let is_forgotten = away.end.is_some_and(|end| !host.index.is_live(end));
         let mut targets = with_capacity(brought)?;
         let mut table = with_capacity(admission.blocks)?;
         self.plans.reserve()?;
@@ -257,7 +266,6 @@ impl Pager {
         }
         away.back = Some((end, start));
         sequence.table = table;
-        sequence.is_silent |= is_forgotten;
         let id = self.plans.insert(sources, targets, Work::SwapIn { owner: Owner::Sequence(handle) });
         (sequence.state, sequence.plan) = (State::SwappingIn, Some(id));
         self.count_running(sequence, true);
@@ -268,6 +276,7 @@ impl Pager {
     /// A swap-in has ended.
     pub(super) fn end_swap_in(&mut self, plan: &mut Plan, is_complete: bool) {
         let Work::SwapIn { owner } = plan.work.take() else { return };
+        self.counters.swap_ins += u64::from(is_complete);
         self.let_go_of_targets(Tier::Device, &plan.targets);
         self.settle_swap_in(owner, is_complete);
     }
@@ -296,9 +305,9 @@ impl Pager {
             sequence.tail.advance(blocks, block_size);
             (sequence.end, sequence.path_blocks) = (end, blocks);
         }
+        sequence.is_silent |= self.is_forgotten(sequence);
         self.leave_host(sequence);
         sequence.state = State::Running;
-        self.counters.swap_ins += 1;
         let end = sequence.num_committed;
         sequence.num_committed = sequence.path_blocks * block_size;
         self.commit_to(sequence, end);
