@@ -16,7 +16,7 @@ use crate::memory::{self, Text, with_capacity, zeroed};
 use crate::namespace::{self, Namespace};
 use crate::pager::Pager;
 use crate::sequence::{Sequence, State};
-use crate::transfers::{Owner, Work};
+use crate::transfers::Work;
 
 /// Levels of the tree that are indented; a bit each is kept of who is the last of its siblings there.
 const LEVELS_DRAWN: u32 = 32;
@@ -81,11 +81,7 @@ impl Holders {
 fn holders(pager: &Pager) -> Result<Vec<u32>> {
     let index = &pager.index;
     let mut holders = Holders::new(index)?;
-    let released = pager.plans.iter().filter_map(|plan| match &plan.work {
-        Work::SwapOut { owner: Owner::Released(sequence), .. } => Some(&**sequence),
-        _ => None,
-    });
-    for sequence in pager.sequences.iter().chain(released) {
+    for sequence in pager.sequences.iter().chain(pager.released_while_leaving()) {
         let extra = sequence.table.iter().filter_map(|block| pager.extra_holds.get(block)).map(|extra| extra.node);
         holders.count(index, std::iter::once(device_path(sequence).0).chain(extra));
     }

@@ -34,10 +34,12 @@ impl Checker<'_> {
                         });
                     }
                 }
-                Work::SwapOut { owner: Owner::Released(sequence), .. } => self.check_running(sequence)?,
                 _ => {}
             }
             self.check_waiting(plan);
+        }
+        for sequence in pager.released_while_leaving() {
+            self.check_running(sequence)?;
         }
         for tier in [Tier::Device, Tier::Host] {
             let counted = (pager.plans.num_writing(tier), pager.plans.num_quarantined(tier));

@@ -98,9 +98,12 @@ impl Index {
     /// Blocks of the path that ends with this node.
     #[must_use]
     pub fn depth(&self, end: NodeId) -> usize {
-        let above = |&node: &NodeId| Some(self[node].parent);
-        let path = std::iter::successors(Some(end), above).take_while(|node| !node.is_root());
-        path.map(|node| self[node].run.len()).sum()
+        let (mut node, mut blocks) = (end, 0);
+        while !node.is_root() {
+            blocks += self[node].run.len();
+            node = self[node].parent;
+        }
+        blocks
     }
 
     /// The part of a path down to its first dead block: the place where that ends.

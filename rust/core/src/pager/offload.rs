@@ -127,14 +127,14 @@ impl Pager {
         let chain = start + missing.start..start + missing.end;
         // A run of content tokens is copied whole or not at all.
         let safe = |blocks| content::cut_back(tokens.len(), |at| tokens[at], blocks, block_size);
-        if safe(chain.start) != chain.start {
+        if safe(start) != start || safe(chain.start) != chain.start {
             return Ok(Look::Nothing);
         }
         let above = above.filter(|above| above.blocks == chain.start);
-        let room = host.room() - above.map_or(0, |above| host.idle_blocks(above));
-        let most = safe(chain.end.min(chain.start.saturating_add(room)));
+        let num_takeable = host.room() - above.map_or(0, |above| host.idle_blocks(above));
+        let most = safe(chain.end.min(chain.start.saturating_add(num_takeable)));
         if most <= chain.start {
-            return Ok(if room == 0 && !chain.is_empty() { Look::NoRoom } else { Look::Nothing });
+            return Ok(if num_takeable == 0 && !chain.is_empty() { Look::NoRoom } else { Look::Nothing });
         }
         // As many as are wanted, and then to the end of a run.
         let wanted = chain.start.saturating_add(draft.wanted);

@@ -185,6 +185,14 @@ impl Pager {
         }
     }
 
+    /// Sequences that were released while a plan reads their blocks, which they go on holding.
+    pub(crate) fn released_while_leaving(&self) -> impl Iterator<Item = &Sequence> {
+        self.plans.iter().filter_map(|plan| match &plan.work {
+            Work::SwapOut { owner: Owner::Released(sequence), .. } => Some(&**sequence),
+            _ => None,
+        })
+    }
+
     /// What sequences have on the host, those included that were released while a plan moves them.
     pub(crate) fn aways(&self) -> impl Iterator<Item = &Away> {
         let released = self.plans.iter().filter_map(|plan| match &plan.work {
@@ -342,7 +350,7 @@ impl Pager {
         let is_leaving = sequence.state == State::SwappingOut;
         if is_planned {
             let mut plan = self.plans.remove(id)?;
-            plan.work.take();
+            drop(plan.work.take());
             if is_leaving {
                 self.leave_host(&mut sequence);
             }
