@@ -239,7 +239,7 @@ class Batch:
             record.open_rows.append(row)
         step = OpenStep(self._rows.next_step, self._pager._next_launch(), planned, queued)
         step.arrays = self._arrays(planned, step.copies())
-        self._rows.steps.append(step)
+        self._rows.open(self._pager._pool, step)
         self._rows.next_step += 1
         return Step._make(self, step)
 

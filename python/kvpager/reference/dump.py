@@ -9,6 +9,7 @@ from .index import Node, Root
 from .pool import Pool
 from .record import Record
 from .rows import Rows, given_copies
+from .transfers import Counts, Tiers, Transfer, Transfers, count_blocks
 
 Trait = tuple[int, int, bool, int | None]
 
@@ -26,37 +27,64 @@ _SHOWN = (
     "dropped_handles",
 )
 
+_SHOWN_TRANSFERS = ("host_evicted_blocks", "offloaded_blocks", "fetched_blocks", "swap_outs", "swap_ins")
 
 # Deeper levels are numbered instead of indented, or the text would grow with the square of the depth.
 LEVELS_DRAWN = 32
 
 
-def dump(pool: Pool, records: dict[int, Record], batches: list[Rows], next_id: int, full: bool) -> str:
-    """See ``docs/design/rules.md``, section 12."""
-    free, cached = len(pool.free), len(pool.policy)
-    active = pool.num_blocks - free - cached - pool.num_reserved
+def dump(
+    tiers: Tiers, records: dict[int, Record], batches: list[Rows], transfers: Transfers, next_id: int, full: bool
+) -> str:
+    """See ``docs/design/rules.md``, sections 12 and 16.7."""
+    pool, host = tiers.device, tiers.host
+    counts = count_blocks(pool, transfers)
     lines = [
-        f"pool: {pool.num_blocks} blocks of {pool.index.block_size} tokens:"
-        f" {free} free, {cached} cached, {active} active, {pool.num_reserved} reserved"
+        f"pool: {pool.num_blocks} blocks of {pool.index.block_size} tokens: {counts.free} free, {counts.cached} cached,"
+        f" {counts.active} active, {counts.reserved} reserved{_aside(counts)}"
     ]
-    holders = count_holders(pool, records, batches)
-    for root in sorted(pool.index.roots.values(), key=lambda root: root.key):
-        lines.append(f"namespace {root.namespace!r}")
-        lines += _tree(root, holders)
+    if host.num_blocks:
+        counts = count_blocks(host, transfers)
+        lines.append(
+            f"host: {host.num_blocks} blocks: {counts.free} free, {counts.cached} cached, {counts.active} active"
+            f"{_aside(counts)}"
+        )
+    holding = [*records.values(), *transfers.left()]
+    trees = [("", pool, count_holders(pool, holding, batches, transfers))]
+    trees.append(("host ", host, count_host_holders(host, holding, transfers)))
+    for tier, each, holders in trees:
+        for root in sorted(each.index.roots.values(), key=lambda root: root.key):
+            lines.append(f"{tier}namespace {root.namespace!r}")
+            lines += _tree(each, root, holders)
     if full:
-        lines += _rest(pool, records, batches, next_id)
+        lines += _rest(tiers, records, batches, transfers, next_id)
     return "\n".join(lines) + "\n"
 
 
-def count_holders(pool: Pool, records: dict[int, Record], batches: list[Rows]) -> Counter[int]:
-    """The holders of each block, counted anew: every sequence once, and every copy queued or given to a step."""
+def _aside(counts: Counts) -> str:
+    writing = f", {counts.writing} writing" if counts.writing else ""
+    return writing + (f", {counts.quarantined} quarantined" if counts.quarantined else "")
+
+
+def count_holders(pool: Pool, records: list[Record], batches: list[Rows], transfers: Transfers) -> Counter[int]:
+    """The holders of each block, counted anew: sequences, copies queued or given to a step, and chains of offloads."""
     counts: Counter[int] = Counter()
-    for record in records.values():
+    for record in records:
         held = set(record.table).union(node.block for node in record.path)
         counts.update(_with_above(pool, held))
     for source in [*pool.copies.values(), *(copy.source for copy in given_copies(batches))]:
         counts.update(_with_above(pool, {source}))
+    for chain in transfers.chains():
+        counts.update(_with_above(pool, {chain.nodes[-1].block}))
     return counts
+
+
+def count_host_holders(host: Pool, records: list[Record], transfers: Transfers) -> Counter[int]:
+    """The same for the host: sequences, fetches, and chains, which hold what is above them."""
+    ends = [record.host_path[-1] for record in records if record.host_path]
+    ends += [fetch.host_path[-1] for fetch in transfers.fetches()]
+    ends += [chain.above for chain in transfers.chains() if chain.above is not None]
+    return Counter(block for node in ends for block in _with_above(host, {node.block}))
 
 
 def _with_above(pool: Pool, blocks: set[int]) -> set[int]:
@@ -70,7 +98,7 @@ def _with_above(pool: Pool, blocks: set[int]) -> set[int]:
     return closed
 
 
-def _tree(root: Root, holders: Counter[int]) -> list[str]:
+def _tree(pool: Pool, root: Root, holders: Counter[int]) -> list[str]:
     lines = []
     pending = [("", 0, node, last) for node, last in _siblings(root)]
     while pending:
@@ -78,12 +106,12 @@ def _tree(root: Root, holders: Counter[int]) -> list[str]:
         segment = [node]
         while len(node.children) == 1:
             (child,) = node.children.values()
-            if _trait(child, holders) != _trait(node, holders):
+            if _trait(pool, child, holders) != _trait(pool, node, holders):
                 break
             segment.append(child)
             node = child
         start = indent if level < LEVELS_DRAWN else f"{level}: "
-        lines.append(f"{start}{'└─ ' if last else '├─ '}{_segment(segment, holders)}")
+        lines.append(f"{start}{'└─ ' if last else '├─ '}{_segment(pool, segment, holders)}")
         indent = indent + ("   " if last else "│  ") if level + 1 < LEVELS_DRAWN else ""
         pending += [(indent, level + 1, child, last) for child, last in _siblings(node)]
     return lines
@@ -94,13 +122,13 @@ def _siblings(parent: Node | Root) -> list[tuple[Node, bool]]:
     return [(child, number == 0) for number, child in enumerate(reversed(parent.children.values()))]
 
 
-def _trait(node: Node, holders: Counter[int]) -> Trait:
-    held = holders[node.block]
-    return held, node.hits, node.marked, None if held else node.idle_since
+def _trait(pool: Pool, node: Node, holders: Counter[int]) -> Trait:
+    # What offloads read stays in its queue, and ages there.
+    return holders[node.block], node.hits, node.marked, None if pool.holds[node.block] else node.idle_since
 
 
-def _segment(segment: list[Node], holders: Counter[int]) -> str:
-    held, hits, marked, idle_since = _trait(segment[0], holders)
+def _segment(pool: Pool, segment: list[Node], holders: Counter[int]) -> str:
+    held, hits, marked, idle_since = _trait(pool, segment[0], holders)
     tokens = segment[0].tokens
     shown = " ".join(map(str, tokens[:4])) + (" .." if len(tokens) > 4 else "")
     blocks = "1 block" if len(segment) == 1 else f"{len(segment)} blocks"
@@ -110,16 +138,27 @@ def _segment(segment: list[Node], holders: Counter[int]) -> str:
     return text if idle_since is None else f"{text}; idle since {idle_since}"
 
 
-def _rest(pool: Pool, records: dict[int, Record], batches: list[Rows], next_id: int) -> list[str]:
+def _rest(
+    tiers: Tiers, records: dict[int, Record], batches: list[Rows], transfers: Transfers, next_id: int
+) -> list[str]:
+    pool, host = tiers.device, tiers.host
     lines = [f"free: {_ids(reversed(pool.free))}"]
+    if host.num_blocks:
+        lines.append(f"host free: {_ids(reversed(host.free))}")
     lines += [f"queue {name}: {_ids(queue)}" for name, queue in pool.policy.queues().items()]
+    if host.num_blocks:
+        lines += [f"host queue {name}: {_ids(queue)}" for name, queue in host.policy.queues().items()]
+        lines.append(f"fenced: {_ids(pool.fenced_blocks())}")
     lines += [_sequence(records[sequence_id]) for sequence_id in sorted(records)]
     lines += [_batch(rows) for rows in batches]
+    lines += [_plan(transfer) for transfer in transfers]
     copies = " ".join(f"{source}->{target}" for target, source in pool.copies.items())
     lines.append(f"copies: {copies or '-'}")
     lines.append(f"clock: {pool.counters.clock_ticks}")
     lines.append(f"next sequence: {next_id}")
     lines.append("stats: " + " ".join(f"{name}={getattr(pool.counters, name)}" for name in _SHOWN))
+    if host.num_blocks:
+        lines.append("transfers: " + " ".join(f"{name}={getattr(pool.counters, name)}" for name in _SHOWN_TRANSFERS))
     return lines
 
 
@@ -128,13 +167,27 @@ def _sequence(record: Record) -> str:
         f"sequence {record.id}: {record.state}; namespace {record.namespace!r}; cached {record.num_cached};"
         f" committed {record.num_committed}; planned {record.num_planned}; len {len(record.tokens)}"
     )
+    on_host = f"; host path {_ids(node.block for node in record.host_path)}"
+    if record.state in ("swapped", "swapping_in"):
+        on_host += f"; host own {_ids(record.host_own)}"
     if record.state == "preempted":
         return text
+    if record.state == "swapped":
+        return text + on_host
     return (
         f"{text}; path {_ids(node.block for node in record.path)}; table {_ids(record.table)};"
         f" publishes {'yes' if record.publishes else 'no'}; pinned {'yes' if record.pinned else 'no'}"
         + ("; computing" if record.announced is not None else "")
+        + (on_host if record.state in ("swapping_out", "swapping_in") else "")
     )
+
+
+def _plan(transfer: Transfer) -> str:
+    plan = transfer.plan
+    pairs = zip(plan.source_ids.tolist(), plan.destination_ids.tolist(), strict=True)
+    blocks = " ".join(f"{source}->{destination}" for source, destination in pairs)
+    state = transfer.state if transfer.tick is None else f"{transfer.state} at {transfer.tick}"
+    return f"plan {plan.id}.{plan.generation}: {plan.kind}; {state}; {blocks or '-'}"
 
 
 def _batch(rows: Rows) -> str:

@@ -28,7 +28,7 @@ class Root:
 class Node:
     """One block that is indexed, or was indexed and is still held after ``forget`` or ``reset``."""
 
-    __slots__ = ("block", "children", "hits", "idle_since", "indexed", "marked", "parent", "tokens")
+    __slots__ = ("block", "children", "hits", "idle_since", "indexed", "marked", "offered", "parent", "tokens")
 
     def __init__(self, parent: Node | Root, tokens: tuple[int, ...], block: int) -> None:
         self.parent = parent
@@ -38,6 +38,7 @@ class Node:
         self.indexed = True
         self.hits = 0
         self.marked = False
+        self.offered = False  # an offload found, since the block joined its queue, that nothing of it is to be copied
         self.idle_since = 0
 
     @property
@@ -69,10 +70,22 @@ class Index:
     def match(self, key: bytes, tokens: list[int]) -> list[Node]:
         """The path that an admit of ``tokens`` hits. The last token is never hit: somebody has to compute it."""
         path = self.walk(key, [], tokens, (len(tokens) - 1) // self.block_size)
-        while path and inside_run(tokens, len(path) * self.block_size):
-            first = run_start(tokens, len(path) * self.block_size)
-            del path[first // self.block_size :]
-        return path
+        return path[: whole_runs(tokens, len(path), self.block_size)]
+
+    def copies_of(self, path: list[Node]) -> list[Node]:
+        """The nodes here that stand for the same namespace and tokens as those of another index, up to the first gap.
+
+        ``path`` begins at the top.
+        """
+        found: list[Node] = []
+        root = path[0].parent if path else None
+        parent: Node | Root | None = self.roots.get(root.key) if isinstance(root, Root) else None
+        for node in path:
+            parent = parent.children.get(node.tokens) if parent is not None else None
+            if parent is None:
+                break
+            found.append(parent)
+        return found
 
     def block_tokens(self, tokens: list[int], number: int) -> tuple[int, ...]:
         """The tokens of one full block."""
@@ -129,3 +142,28 @@ def run_start(tokens: list[int], position: int) -> int:
     while position > 0 and tokens[position - 1] >= FIRST_CONTENT_TOKEN:
         position -= 1
     return position
+
+
+def whole_runs(tokens: list[int], blocks: int, block_size: int, least: int = 0) -> int:
+    """So many blocks, cut back until they end inside no run of content tokens; ``least`` at the least."""
+    while blocks > least and inside_run(tokens, blocks * block_size):
+        blocks = run_start(tokens, blocks * block_size) // block_size
+    return max(blocks, least)
+
+
+def path_to(node: Node) -> list[Node]:
+    """The nodes from the top down to this one."""
+    path = [node]
+    while (above := path[-1].above) is not None:
+        path.append(above)
+    return path[::-1]
+
+
+def units(path: list[Node]) -> list[range]:
+    """The positions of a path in groups: blocks between which a run of content tokens goes on belong together."""
+    starts = [
+        number
+        for number, node in enumerate(path)
+        if not number or path[number - 1].tokens[-1] < FIRST_CONTENT_TOKEN or node.tokens[0] < FIRST_CONTENT_TOKEN
+    ]
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(path)], strict=True)]

@@ -16,6 +16,7 @@ from ..types import Namespace
 
 TOKEN_MAX = 2**31 - 1
 NAMESPACE_BYTES_MAX = 65_536
+TICK_MAX = 2**63 - 1
 
 _KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _SWAPPED = (">", "!") if sys.byteorder == "little" else ("<",)
@@ -107,6 +108,37 @@ def as_bool(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
     return bool(value)
+
+
+def as_least(name: str, value: object) -> int:
+    """A number of things of which there is at least one."""
+    number = as_integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} is {shown(number)}; it must be 1 or more")
+    return number
+
+
+def as_tick(name: str, value: object) -> int:
+    """A moment on the caller's clock."""
+    tick = as_integer(name, value)
+    if not 0 <= tick <= TICK_MAX:
+        raise ValueError(f"{name} is {shown(tick)}; it must be 0 to {TICK_MAX}")
+    return tick
+
+
+def as_mask(name: str, values: object, length: int) -> list[bool]:
+    """One yes or no for each block of a plan."""
+    if isinstance(values, np.ndarray):
+        if values.dtype != np.bool_ or values.ndim != 1:
+            raise TypeError(f"{name} must be bools in one dimension, not {values.dtype} in {values.ndim}")
+        mask: list[bool] = values.tolist()
+    elif isinstance(values, (list, tuple)):
+        mask = [as_bool(f"{name}[{position}]", value) for position, value in enumerate(values)]
+    else:
+        raise TypeError(f"{name} must be a list, tuple or array of bools, not {type(values).__name__}")
+    if len(mask) != length:
+        raise ValueError(f"{name} needs a value for each of the plan's {length} blocks, not {len(mask)}")
+    return mask
 
 
 def as_fraction(name: str, value: object) -> float:

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
+from collections import Counter, abc, deque
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ConfigError, NeverFits, OutOfBlocks
+from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
+from ..plans import Plan, PlanState, PlanStatus
 from ..types import Computing, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
-from .index import Index, Node, inside_run, post_order, run_start
-from .inputs import as_bool, as_fraction, as_integer, as_prompt, as_tokens, encode_namespace, shown
-from .policy import POLICIES
+from .index import Index, Node, path_to, post_order, whole_runs
+from .inputs import (
+    as_bool,
+    as_fraction,
+    as_integer,
+    as_least,
+    as_mask,
+    as_prompt,
+    as_tick,
+    as_tokens,
+    encode_namespace,
+    shown,
+)
+from .policy import POLICIES, Lru
 from .pool import Counters, Pool
-from .record import Record, announced, num_blocks
+from .record import WITH_BLOCKS, Record, announced, num_blocks
 from .rows import Rows
 from .sequence import Sequence
+from .transfers import (
+    Chain,
+    Fetch,
+    Offload,
+    SwapIn,
+    SwapOut,
+    Tiers,
+    Transfer,
+    Transfers,
+    count_blocks,
+    missing,
+    take_chain,
+)
 
 BLOCKS_LIMIT = 2**31
 BLOCK_SIZE_MAX = 1024
@@ -32,6 +58,16 @@ ENTRIES_LIMIT = 2**31
 BUFFERS_MAX = 4
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Hit:
+    """What an admission finds: a path on the device, and behind it, up to block ``stop``, what is to be fetched."""
+
+    path: list[Node]
+    stop: int
+    host_path: list[Node] = field(default_factory=list)  # from the top, where a fetch of its own is to be made
+    join: Fetch | None = None
 
 
 @final
@@ -49,6 +85,7 @@ class Pager:
         seed: int | None = None,
         null_block: bool = False,
         prefix_cache: bool = True,
+        num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = _integer("num_blocks", num_blocks, 1, BLOCKS_LIMIT - 1)
         self.block_size = _integer("block_size", block_size, 1, BLOCK_SIZE_MAX)
@@ -63,6 +100,7 @@ class Pager:
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else _integer("seed", seed, 0, 2**64 - 1)
         self.null_block = as_bool("null_block", null_block)
         self.prefix_cache = as_bool("prefix_cache", prefix_cache)
+        self.num_host_blocks = _integer("num_host_blocks", num_host_blocks, 0, BLOCKS_LIMIT - 1)
         if self._usable < 1:
             raise ConfigError("num_blocks must be at least 2 with a null block, not 1")
 
@@ -70,8 +108,25 @@ class Pager:
         self._index = Index(self.block_size)
         self._policy = POLICIES[policy](self.num_blocks)
         self._pool = Pool(
-            self.num_blocks, int(self.null_block), self._index, self._policy, self._counters, self.prefix_cache
+            self.num_blocks,
+            int(self.null_block),
+            self._index,
+            self._policy,
+            self._counters,
+            self.prefix_cache,
+            fenced=self.num_host_blocks > 0,
         )
+        self._host = Pool(
+            self.num_host_blocks,
+            0,
+            Index(self.block_size),
+            Lru(self.num_host_blocks),
+            self._counters,
+            self.prefix_cache,
+            tier="host",
+        )
+        self._tiers = Tiers(self._pool, self._host, self._counters)
+        self._transfers = Transfers()
         self._records: dict[int, Record] = {}
         self._next_id = 0
         self._batches: dict[int, Rows] = {}
@@ -86,7 +141,8 @@ class Pager:
         return (
             f"kvpager.reference.Pager(num_blocks={self.num_blocks}, block_size={self.block_size},"
             f" policy={self.policy!r}, watermark={self.watermark!r}, identity={self.identity!r},"
-            f" null_block={self.null_block}, prefix_cache={self.prefix_cache})"
+            f" null_block={self.null_block}, prefix_cache={self.prefix_cache}"
+            f"{f', num_host_blocks={self.num_host_blocks}' if self.num_host_blocks else ''})"
         )
 
     @property
@@ -97,33 +153,78 @@ class Pager:
     @property
     def num_evictable_blocks(self) -> int:
         """Cached blocks, all of which eviction could free."""
-        return len(self._policy)
+        return self._pool.evictable
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Free and cached blocks that open steps may still use, which no transfer writes to before these are over."""
+        return len(self._pool.fenced_blocks())
 
     # Admission.
 
     @overload
     def admit(
-        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: Literal[False] = False
+        self,
+        prompt: Tokens,
+        *,
+        namespace: Namespace = b"",
+        pin: bool = False,
+        wait: Literal[False] = False,
+        fetch: bool = False,
+        fetch_min_tokens: int = 1,
     ) -> Sequence: ...
     @overload
     def admit(
-        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool
+        self,
+        prompt: Tokens,
+        *,
+        namespace: Namespace = b"",
+        pin: bool = False,
+        wait: bool,
+        fetch: bool = False,
+        fetch_min_tokens: int = 1,
     ) -> Sequence | Computing: ...
 
     def admit(
-        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool = False
+        self,
+        prompt: Tokens,
+        *,
+        namespace: Namespace = b"",
+        pin: bool = False,
+        wait: bool = False,
+        fetch: bool = False,
+        fetch_min_tokens: int = 1,
     ) -> Sequence | Computing:
         """Start a sequence: take what is cached of its prompt, and blocks for the rest; all or nothing."""
         self._drain()
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
         record = Record(self._next_id, tokens, namespace, key, as_bool("pin", pin))
-        if as_bool("wait", wait) and (computing := self._computing(record)):
+        wait, fetch, least = (
+            as_bool("wait", wait),
+            as_bool("fetch", fetch),
+            as_least("fetch_min_tokens", fetch_min_tokens),
+        )
+        if wait and (computing := self._computing(record)):
             return computing
-        path = self._admissible(record)
-        record.take_path(self._pool, path, num_blocks(len(tokens), self.block_size))
-        for node in path:
+        hit = self._admissible(record, least if fetch else None)
+        total, size = num_blocks(len(tokens), self.block_size), len(hit.path)
+        joined = hit.join.blocks[: hit.stop - size] if hit.join is not None else []
+        if hit.host_path:
+            self._host.hold(hit.host_path[-1].block)
+        fetched = record.occupy(self._pool, hit.path, joined, len(hit.host_path) and hit.stop - size, total)
+        record.num_cached = record.num_committed = size * self.block_size
+        record.era = self._pool.era
+        for node in hit.path:
             node.hits += 1
             self._policy.hit(node)
+        if fetched:
+            for block in fetched:
+                self._pool.hold(block)
+            hit.join = Fetch(key, size, hit.host_path, fetched)
+            self._transfers.make("fetch", hit.join, [node.block for node in hit.host_path[size:]])
+        if hit.join is not None:
+            record.state, record.fetch = "fetching", hit.join
+            hit.join.parts[record] = hit.stop
         self._counters.admitted_sequences += 1
         self._counters.queried_tokens += len(tokens)
         self._counters.hit_tokens += record.num_cached
@@ -132,19 +233,42 @@ class Pager:
 
     @overload
     def try_admit(
-        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: Literal[False] = False
+        self,
+        prompt: Tokens,
+        *,
+        namespace: Namespace = b"",
+        pin: bool = False,
+        wait: Literal[False] = False,
+        fetch: bool = False,
+        fetch_min_tokens: int = 1,
     ) -> Sequence | None: ...
     @overload
     def try_admit(
-        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool
+        self,
+        prompt: Tokens,
+        *,
+        namespace: Namespace = b"",
+        pin: bool = False,
+        wait: bool,
+        fetch: bool = False,
+        fetch_min_tokens: int = 1,
     ) -> Sequence | Computing | None: ...
 
     def try_admit(
-        self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False, wait: bool = False
+        self,
+        prompt: Tokens,
+        *,
+        namespace: Namespace = b"",
+        pin: bool = False,
+        wait: bool = False,
+        fetch: bool = False,
+        fetch_min_tokens: int = 1,
     ) -> Sequence | Computing | None:
         """``admit``, or None where that raises OutOfBlocks. A prompt that never fits still raises."""
         try:
-            return self.admit(prompt, namespace=namespace, pin=pin, wait=wait)
+            return self.admit(
+                prompt, namespace=namespace, pin=pin, wait=wait, fetch=fetch, fetch_min_tokens=fetch_min_tokens
+            )
         except OutOfBlocks:
             return None
 
@@ -163,7 +287,8 @@ class Pager:
         tokens, key = as_prompt(prompt), encode_namespace(namespace)
         path = self._index.match(key, tokens)
         computing = self._computing_behind(key, path, tokens)
-        return PrefixMatch(len(path) * self.block_size, len(path), computing)
+        num_host = max(0, len(self._host.index.match(key, tokens)) - len(path))
+        return PrefixMatch(len(path) * self.block_size, len(path), computing, num_host * self.block_size)
 
     def batch(
         self,
@@ -217,6 +342,7 @@ class Pager:
         for record in self._records.values():
             record.publishes = False
         self._pool.forget_all()
+        self._host.forget_all()
 
     def forget(self, tokens: Tokens, *, namespace: Namespace = b"") -> int:
         """Take the last block of this path and all below it out of the prefix cache; how many blocks that were."""
@@ -227,41 +353,161 @@ class Pager:
             raise ValueError(
                 f"forget needs a positive multiple of {self.block_size} (block_size) tokens, not {len(path_tokens)}"
             )
-        path = self._index.walk(key, [], path_tokens, stop)
-        if len(path) < stop:
-            return 0
-        gone = post_order(path[-1])
-        self._index.detach(path[-1])
-        self._pool.forget(gone)
+        num_gone = 0
+        for pool in (self._pool, self._host):
+            path = pool.index.walk(key, [], path_tokens, stop)
+            if len(path) == stop:
+                gone = post_order(path[-1])
+                pool.index.detach(path[-1])
+                pool.forget(gone)
+                num_gone += len(gone)
         for record in self._records.values():
-            if record.path and not record.path[-1].indexed:
+            ends = [path[-1] for path in (record.path, record.host_path) if path]
+            if record.fetch is not None:
+                ends.append(record.fetch.host_path[record.fetch.parts[record] - 1])
+            if not all(node.indexed for node in ends):
                 record.publishes = False
-        return len(gone)
+        return num_gone
 
     def stats(self) -> Stats:
         """Blocks and sequences by state now, and the cumulative counters."""
-        free, cached, reserved = len(self._pool.free), len(self._policy), self._pool.num_reserved
-        preempted = sum(record.state == "preempted" for record in self._records.values())
+        device, host = (count_blocks(pool, self._transfers) for pool in (self._pool, self._host))
+        states = Counter(record.state for record in self._records.values())
         counters = self._counters
         return Stats(
             total_blocks=self.num_blocks,
-            free_blocks=free,
-            cached_blocks=cached,
-            active_blocks=self.num_blocks - free - cached - reserved,
-            reserved_blocks=reserved,
-            evictable_blocks=cached,
-            running_sequences=len(self._records) - preempted,
-            preempted_sequences=preempted,
+            free_blocks=device.free,
+            cached_blocks=device.cached,
+            active_blocks=device.active,
+            reserved_blocks=device.reserved,
+            evictable_blocks=device.cached,
+            writing_blocks=device.writing,
+            quarantined_blocks=device.quarantined,
+            host_total_blocks=self.num_host_blocks,
+            host_free_blocks=host.free,
+            host_cached_blocks=host.cached,
+            host_active_blocks=host.active,
+            host_writing_blocks=host.writing,
+            host_quarantined_blocks=host.quarantined,
+            running_sequences=sum(states[state] for state in WITH_BLOCKS),
+            preempted_sequences=states["preempted"],
+            swapped_sequences=states["swapped"],
             **{name: getattr(counters, name) for name in counters.__slots__},
         )
 
     def check(self) -> list[str]:
         """Recount everything; every violation of a promise, with its id. Empty if all is well."""
-        return check(self._pool, self._records, list(self._batches.values()))
+        return check(self._tiers, self._records, list(self._batches.values()), self._transfers)
 
     def dump(self, full: bool = False) -> str:
         """The prefix cache drawn as text; ``full`` adds everything else that decides later answers."""
-        return dump(self._pool, self._records, list(self._batches.values()), self._next_id, full)
+        return dump(self._tiers, self._records, list(self._batches.values()), self._transfers, self._next_id, full)
+
+    # Between the tiers.
+
+    def offload(self, num_blocks: int) -> Plan | None:
+        """Plan to copy the coldest blocks that the host lacks to it, about so many; None if there is nothing to do."""
+        self._drain()
+        limit = as_least("num_blocks", num_blocks)
+        self._require_transfers("offload")
+        chains: list[Chain] = []
+        taken, flying = 0, self._transfers.in_flight()
+        for node in [node for queue in self._policy.queues().values() for node in queue.values() if not node.offered]:
+            while taken < limit:
+                path = path_to(node)
+                wanted = missing(self._host, path, flying)
+                if not wanted:
+                    node.offered = True
+                    break
+                chain, room = take_chain(self._tiers, path, wanted, limit - taken)
+                if not room:
+                    return self._plan_offload(chains)
+                if chain is None:
+                    node.offered = True  # the unit is larger than what the host can give
+                    break
+                chains.append(chain)
+                taken += len(chain.nodes)
+                flying.update(chain.nodes)
+        return self._plan_offload(chains)
+
+    def offload_committed(self, sequence: Sequence) -> Plan | None:
+        """Plan to copy what a running sequence has published to the host; None if there is nothing to do."""
+        self._drain()
+        if not isinstance(sequence, Sequence):
+            raise TypeError(f"offload_committed needs a Sequence, not {type(sequence).__name__}")
+        record = sequence._running("offload_committed")
+        if sequence._pager is not self:
+            raise ValueError(f"offload_committed refused: sequence {record.id} belongs to another pager")
+        self._require_transfers("offload_committed")
+        chains: list[Chain] = []
+        path, flying = record.live_path(), self._transfers.in_flight()
+        while wanted := missing(self._host, path, flying):
+            chain, _ = take_chain(self._tiers, path, wanted, None)
+            if chain is None:
+                break
+            chains.append(chain)
+            flying.update(chain.nodes)
+        return self._plan_offload(chains)
+
+    def start(self, plan: Plan, tick: int | None = None) -> bool:
+        """The mover has begun to copy. False if the plan has ended already, as for all of these reports."""
+        transfer = self._reported("start", plan, "planned")
+        if transfer is None:
+            return False
+        transfer.tick = self._counters.clock_ticks if tick is None else as_tick("tick", tick)
+        transfer.state = "started"
+        return True
+
+    def complete(self, plan: Plan) -> bool:
+        """All has been copied."""
+        transfer = self._reported("complete", plan, "started")
+        if transfer is None:
+            return False
+        self._transfers.end(self._tiers, transfer, [True] * len(transfer.plan), "complete")
+        return True
+
+    def fail(self, plan: Plan, done: abc.Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> bool:
+        """The mover gave up, and writes no more; which blocks it had copied."""
+        transfer = self._reported("fail", plan, "started")
+        if transfer is None:
+            return False
+        length = len(transfer.plan)
+        mask = [False] * length if done is None else as_mask("done", done, length)
+        self._transfers.end(self._tiers, transfer, mask, "fail")
+        return True
+
+    def cancel(self, plan: Plan) -> bool:
+        """The plan will not be started."""
+        transfer = self._reported("cancel", plan, "planned")
+        if transfer is None:
+            return False
+        self._transfers.cancel(self._tiers, transfer)
+        return True
+
+    def abandon(self, plan: Plan) -> bool:
+        """Nobody knows what became of the plan: its destinations stay in quarantine until they are reclaimed."""
+        transfer = self._reported("abandon", plan, "started")
+        if transfer is None:
+            return False
+        self._transfers.end(self._tiers, transfer, [False] * len(transfer.plan), "abandon")
+        return True
+
+    def reclaim(self, plan: Plan) -> bool:
+        """Nobody writes to the destinations of this abandoned plan any more."""
+        transfer = self._reported("reclaim", plan, "abandoned")
+        if transfer is None:
+            return False
+        self._transfers.reclaim(self._tiers, transfer)
+        return True
+
+    def plans(self, older_than: int | None = None) -> list[PlanStatus]:
+        """The plans that have not ended, as they were made; or only those that were started before this tick."""
+        limit = None if older_than is None else as_tick("older_than", older_than)
+        return [
+            PlanStatus(transfer.plan, transfer.state, transfer.tick)
+            for transfer in self._transfers
+            if limit is None or (transfer.tick is not None and transfer.tick < limit)
+        ]
 
     # What a sequence's handle calls.
 
@@ -285,34 +531,120 @@ class Pager:
         return max([self._last_launched, *(step.launch for rows in self._batches.values() for step in rows.steps)])
 
     def _room(self) -> int:
-        return len(self._pool.free) + len(self._policy)
+        return len(self._pool.free) + self._pool.evictable
 
     def _require(self, needed: int, rows: tuple[int, ...] = ()) -> None:
         if needed > self._room():
             self._counters.refused_calls += 1
-            raise OutOfBlocks(needed, len(self._pool.free), len(self._policy), self.num_blocks, rows)
+            raise OutOfBlocks(needed, len(self._pool.free), self._pool.evictable, self.num_blocks, rows)
 
     def _release(self, record: Record) -> None:
-        record.let_go(self._pool)
+        swap = self._transfers.of(record) if record.state in ("swapping_out", "swapping_in") else None
+        if swap is not None and swap.state == "planned":
+            self._transfers.cancel(self._tiers, swap)
+            swap = None
+        if record.fetch is not None:
+            self._leave_fetch(record)
+        elif swap is None:
+            record.let_go(self._pool)
+            record.let_go_of_host(self._host)
+        elif record.state == "swapping_in":
+            record.let_go(self._pool)
         record.state = "released"
         del self._records[record.id]
         self._counters.clock_ticks += 1
 
-    def _preempt(self, record: Record) -> None:
-        del record.tokens[record.num_known :]
+    def _leave_fetch(self, record: Record) -> None:
+        transfer, fetch = self._transfers.of(record), record.fetch
+        assert fetch is not None
+        del fetch.parts[record]
+        record.fetch = None
         record.let_go(self._pool)
-        record.state = "preempted"
-        record.committed_at_preempt = record.num_committed
-        record.num_cached = record.num_committed = 0
-        self._counters.preemptions += 1
+        if not fetch.parts and transfer.state == "planned":
+            self._transfers.cancel(self._tiers, transfer)
 
     def _resume(self, record: Record) -> None:
-        path = self._admissible(record)
-        record.take_path(self._pool, path, num_blocks(len(record.tokens), self.block_size))
+        hit = self._admissible(record)
+        committed = record.committed_at_preempt if record.state == "preempted" else record.num_committed
+        record.take_path(self._pool, hit.path, num_blocks(len(record.tokens), self.block_size))
+        record.let_go_of_host(self._host)
         record.state = "running"
         record.publishes = True
+        record.era = self._pool.era
         record.announce(self._pool)
-        self._counters.recomputed_tokens += max(0, record.committed_at_preempt - record.num_cached)
+        self._counters.recomputed_tokens += max(0, committed - record.num_cached)
+
+    def _swap_out(self, record: Record) -> Plan:
+        self._require_transfers("swap_out")
+        if not self._pool.given.keys().isdisjoint(record.table):
+            raise TransferError(f"swap_out refused: an open step is to copy to a block of sequence {record.id}")
+        live = record.live_path()
+        shared = self._host.index.copies_of(live)
+        shared = shared[: whole_runs(record.tokens, len(shared), self.block_size)]
+        stop = num_blocks(record.num_committed, self.block_size)
+        needed, free = stop - len(shared), len(self._host.free)
+        evictable = self._host.evictable - sum(self._host.is_evictable(node.block) for node in shared)
+        if needed > free + evictable:
+            self._counters.refused_calls += 1
+            raise OutOfBlocks(needed, free, evictable, self.num_host_blocks, tier="host")
+        if shared:
+            self._host.hold(shared[-1].block)
+        blocks = self._host.take(needed)
+        for block in blocks:
+            self._host.hold(block)
+        if record.home is not None:
+            record.home.leave(record)
+        record.withdraw(self._pool)
+        record.state = "swapping_out"
+        record.host_path = shared
+        sources = [node.block for node in record.path] + record.table[len(record.path) :]
+        return self._transfers.make("swap_out", SwapOut(record, blocks), sources[len(shared) : stop])
+
+    def _swap_in(self, record: Record) -> Plan:
+        path = self._index.walk(record.key, [], record.tokens, record.num_committed // self.block_size)
+        path = path[: whole_runs(record.tokens, len(path), self.block_size)]
+        if record.era != self._pool.era or not all(node.indexed for node in record.host_path[-1:]):
+            path = []
+        total = num_blocks(len(record.tokens), self.block_size)
+        stop = num_blocks(record.num_committed, self.block_size)
+        try:
+            self._fits(record, path, total - len(path), stop - len(path))
+        except (OutOfBlocks, NeverFits):
+            self._counters.refused_calls += 1
+            raise
+        blocks = record.occupy(self._pool, path, [], stop - len(path), total)
+        record.state = "swapping_in"
+        sources = [node.block for node in record.host_path] + record.host_own
+        for block in blocks:
+            self._pool.hold(block)
+        return self._transfers.make("swap_in", SwapIn(record, blocks), sources[len(path) :])
+
+    def _plan_offload(self, chains: list[Chain]) -> Plan | None:
+        if not chains:
+            return None
+        sources = [node.block for chain in chains for node in chain.nodes]
+        return self._transfers.make("offload", Offload(chains), sources)
+
+    def _require_transfers(self, call: str) -> None:
+        if not self.num_host_blocks:
+            raise TransferError(f"{call} refused: this pager has no host blocks (num_host_blocks is 0)")
+        if self._pool.copies:
+            raise TransferError(
+                f"{call} refused: {len(self._pool.copies)} copies are queued, and what it reads may not be there"
+                " before they are made: take_copies() first"
+            )
+
+    def _reported(self, call: str, plan: Plan, state: PlanState) -> Transfer | None:
+        """The plan that a report is about, None if it has ended."""
+        self._drain()
+        transfer = self._transfers.find(_instance("plan", plan, Plan))
+        if transfer is None:
+            self._counters.late_reports += 1
+        elif transfer.state != state:
+            raise TransferError(
+                f"{call} refused: plan {plan.id}.{plan.generation} is {transfer.state}; it must be {state}"
+            )
+        return transfer
 
     def _fork(self, record: Record) -> Sequence:
         return self._register(record.fork(self._pool, self._next_id))
@@ -328,28 +660,54 @@ class Pager:
     def _usable(self) -> int:
         return self.num_blocks - int(self.null_block)
 
-    def _admissible(self, record: Record) -> list[Node]:
+    def _admissible(self, record: Record, fetch_min_tokens: int | None = None) -> Hit:
         try:
-            return self._find(record)
+            return self._find(record, fetch_min_tokens)
         except (OutOfBlocks, NeverFits):
             self._counters.refused_calls += 1
             raise
 
-    def _find(self, record: Record) -> list[Node]:
-        """The path that the record's tokens hit, if the rest of the blocks can be had."""
+    def _find(self, record: Record, fetch_min_tokens: int | None = None) -> Hit:
+        """What the record's tokens hit, if the rest of the blocks can be had."""
+        path = self._index.match(record.key, record.tokens)
+        hit = Hit(path, len(path))
+        if fetch_min_tokens is not None and self.num_host_blocks:
+            self._look_behind(hit, record, fetch_min_tokens)
+        num_joined = hit.stop - len(path) if hit.join is not None else 0
+        needed = num_blocks(len(record.tokens), self.block_size) - len(path) - num_joined
+        self._fits(record, path, needed, hit.stop - len(path) - num_joined)
+        return hit
+
+    def _look_behind(self, hit: Hit, record: Record, fetch_min_tokens: int) -> None:
+        """What the host has behind a hit, be it on its way to the device already."""
+        for fetch in self._transfers.fetches():
+            stop = fetch.joined(record.key, hit.path, record.tokens, self.block_size)
+            if stop > len(hit.path) and (stop - len(hit.path)) * self.block_size >= fetch_min_tokens:
+                hit.stop, hit.join = stop, fetch
+                return
+        host_path = self._host.index.match(record.key, record.tokens)
+        num_more = len(host_path) - len(hit.path)
+        if num_more > 0 and num_more * self.block_size >= fetch_min_tokens:
+            hit.stop, hit.host_path = len(host_path), host_path
+
+    def _fits(self, record: Record, path: list[Node], needed: int, num_fetched: int) -> None:
+        """Refuse if so many blocks cannot be had for the record besides its path, or so many unfenced ones."""
         total = num_blocks(len(record.tokens), self.block_size)
         if total > self._usable:
             raise NeverFits(total, self._usable)
-        path = self._index.match(record.key, record.tokens)
-        needed = total - len(path)
-        free = len(self._pool.free)
-        evictable = len(self._policy) - sum(not self._pool.holds[node.block] for node in path)
+        pool = self._pool
+        own = {node.block for node in path if pool.is_evictable(node.block)}
+        free, evictable = len(pool.free), pool.evictable - len(own)
         if needed > free + evictable:
             raise OutOfBlocks(needed, free, evictable, self.num_blocks)
         reserve = math.ceil(self.watermark * self._usable)
         if needed + reserve > free + evictable and self._others_run(record):
             raise OutOfBlocks(needed + reserve, free, evictable, self.num_blocks, reserve=reserve)
-        return path
+        fenced = [block for block in pool.fenced_blocks() if block not in own] if num_fetched else []
+        if num_fetched > free + evictable - len(fenced):
+            cached = sum(pool.is_evictable(block) for block in fenced)
+            free, evictable = free - (len(fenced) - cached), evictable - cached
+            raise OutOfBlocks(num_fetched, free, evictable, self.num_blocks)
 
     def _computing(self, record: Record) -> Computing | None:
         """Who computes what the record's tokens want, if they can ever fit."""
@@ -371,13 +729,12 @@ class Pager:
         stop = number
         while stop < limit and record.tokens[stop * size :][:size] == tokens[stop * size :][:size]:
             stop += 1
-        while stop > number and inside_run(tokens, stop * size):
-            stop = run_start(tokens, stop * size) // size
+        stop = whole_runs(tokens, stop, size)
         return Computing(record.id, stop * size) if stop > number else None
 
     def _others_run(self, record: Record) -> bool:
         return any(
-            other.state == "running" and not other.pinned for other in self._records.values() if other is not record
+            other.state in WITH_BLOCKS and not other.pinned for other in self._records.values() if other is not record
         )
 
 

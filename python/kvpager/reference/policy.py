@@ -1,7 +1,8 @@
 """Who is evicted first: two policies behind one seam. Nothing outside this file knows which one runs.
 
-A policy keeps the cached blocks and no others. It must always name a block before its parent (I6). It can rely on this:
-a parent becomes cached no earlier than its children, and an admit that hits a block hits its parent, too.
+A policy keeps the cached blocks, those that only offloads hold, and no others. It must always name a block before its
+parent (I6). It can rely on this: a parent becomes cached no earlier than its children, and an admit that hits a block
+hits its parent, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Policy(Protocol):
     """What the pager tells a policy, and asks from it."""
 
     def __len__(self) -> int:
-        """Cached blocks: all of them can be evicted."""
+        """Blocks in the queues."""
 
     def hit(self, node: Node) -> None:
         """An admit matched this block."""
@@ -32,9 +33,6 @@ class Policy(Protocol):
 
     def settle(self) -> None:
         """Holds were dropped; all blocks that became cached by it have been named."""
-
-    def victim(self) -> Node:
-        """The block to evict next."""
 
     def queues(self) -> dict[str, Queue]:
         """The queues by name, in the order in which they are evicted."""
@@ -60,9 +58,6 @@ class Lru:
 
     def settle(self) -> None:
         pass
-
-    def victim(self) -> Node:
-        return next(iter(self._queue.values()))
 
     def queues(self) -> dict[str, Queue]:
         return {"lru": self._queue}
@@ -94,10 +89,8 @@ class Slru:
         while len(self._protected) > self._protected_max:
             block, node = self._protected.popitem(last=False)
             node.marked = False
+            node.offered = False
             self._probation[block] = node
-
-    def victim(self) -> Node:
-        return next(iter((self._probation or self._protected).values()))
 
     def queues(self) -> dict[str, Queue]:
         return {"probation": self._probation, "protected": self._protected}

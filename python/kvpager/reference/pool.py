@@ -3,6 +3,9 @@
 A hold on a block that is or was indexed keeps the blocks above it, too. It is stored as one count: a node with a holder
 is itself one holder of its parent. So a sequence holds its whole path by its last block, and letting go of that block
 lets go of what nobody else needs, deepest first.
+
+An offload's hold on the blocks that it reads is a *pin*. It is counted apart, in the same way, because it leaves the
+block where it is in its policy's queue: it is only passed over there.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..plans import Tier
 from .index import Index, Node
 from .policy import Policy
 
@@ -45,10 +49,16 @@ class Counters:
     dropped_handles: int = 0
     refused_calls: int = 0
     noop_calls: int = 0
+    host_evicted_blocks: int = 0
+    offloaded_blocks: int = 0
+    fetched_blocks: int = 0
+    swap_outs: int = 0
+    swap_ins: int = 0
+    late_reports: int = 0
 
 
 class Pool:
-    """The frames of one pager."""
+    """The frames of one tier of a pager."""
 
     def __init__(
         self,
@@ -58,6 +68,8 @@ class Pool:
         policy: Policy,
         counters: Counters,
         prefix_cache: bool,
+        tier: Tier = "device",
+        fenced: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.num_reserved = first_usable
@@ -65,14 +77,53 @@ class Pool:
         self.policy = policy
         self.counters = counters
         self.prefix_cache = prefix_cache
+        self.tier = tier
+        self.has_fences = fenced
+        self.era = 0  # counts the resets
         # The top of the stack is the right end; a reset puts its blocks below all others, at the left end.
         self.free: deque[int] = deque(range(num_blocks - 1, first_usable - 1, -1))
         self.holds = [0] * num_blocks
         self.reads = [0] * num_blocks
+        self.pins: dict[int, int] = {}  # block -> how many offloads read it, pinned children counted
         self.nodes: list[Node | None] = [None] * num_blocks
         self.copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
         self.announced: dict[Place, Record] = {}  # who has announced which block
         self.given: dict[int, Copy] = {}  # target -> the copy of an open step, until that target is freed
+        self.open_launches: set[int] = set()  # the steps that are open, of all batches
+        self.fences: dict[int, frozenset[int]] = {}  # block -> the steps that were open when nobody needed it any more
+
+    @property
+    def evictable(self) -> int:
+        """Cached blocks: those in a queue that no offload reads."""
+        return len(self.policy) - sum(self._rests(block) for block in self.pins)
+
+    def is_evictable(self, block: int) -> bool:
+        """Whether the block is cached."""
+        return self._rests(block) and block not in self.pins
+
+    def _rests(self, block: int) -> bool:
+        """Whether the block is in a queue."""
+        node = self.nodes[block]
+        return node is not None and node.indexed and not self.holds[block]
+
+    def is_fenced(self, block: int) -> bool:
+        """Whether a step is still open that was open when the block became cached or free."""
+        return not self.open_launches.isdisjoint(self.fences.get(block, ()))
+
+    def fenced_blocks(self) -> list[int]:
+        """The free and cached blocks that no transfer may write to yet."""
+        free = set(self.free)
+        return [
+            block
+            for block in sorted(self.fences)
+            if self.is_fenced(block) and (block in free or self.is_evictable(block))
+        ]
+
+    def _fence(self, block: int) -> None:
+        """The block is cached or free from now on: the steps that are open may still use it."""
+        self.fences.pop(block, None)
+        if self.has_fences and self.open_launches:
+            self.fences[block] = frozenset(self.open_launches)
 
     def hold(self, block: int) -> None:
         """One more holder. A cached block is active from now on, and so is what lies above it."""
@@ -100,38 +151,87 @@ class Pool:
                 pending.append(node.above.block)
             if node is not None and node.indexed:
                 node.idle_since = self.counters.clock_ticks
+                node.offered = False
                 self.policy.cached(node)
+                if block not in self.pins:
+                    self._fence(block)
                 continue
-            self.nodes[block] = None
-            self.free.append(block)
-            source = self.withdraw(block)
+            if block in self.pins:
+                continue
+            source = self._free(block)
             if source is not None:
                 pending.append(source)
         self.policy.settle()
 
-    def take(self, count: int) -> list[int]:
-        """Frames for new content: free ones first, then victims, block by block (I8)."""
-        return [self._take_free() if self.free else self._evict() for _ in range(count)]
+    def pin(self, block: int) -> None:
+        """An offload reads the block: it keeps its place in its queue, but is not cached as long as that lasts."""
+        while True:
+            self.pins[block] = self.pins.get(block, 0) + 1
+            node = self.nodes[block]
+            if self.pins[block] > 1 or node is None or node.above is None:
+                return
+            block = node.above.block
 
-    def _take_free(self) -> int:
-        block = self.free.pop()
-        # A block that a reset freed may still be the target of a queued copy.
+    def unpin(self, block: int) -> None:
+        """An offload has read the block; those above it that were pinned only by this are let go of as well."""
+        above: Node | None = self.nodes[block]
+        while above is not None:
+            node, block, above = above, above.block, above.above
+            self.pins[block] -= 1
+            if self.pins[block]:
+                return
+            del self.pins[block]
+            if self.holds[block]:
+                continue
+            if node.indexed:
+                self._fence(block)
+                continue
+            source = self._free(block)
+            if source is not None:
+                self.drop(source)
+
+    def _free(self, block: int) -> int | None:
+        """Push a block on the free stack. If a copy into it was queued, its source, which the caller drops."""
+        self.nodes[block] = None
+        self.free.append(block)
+        self._fence(block)
+        return self.withdraw(block)
+
+    def take(self, count: int, transfer: bool = False) -> list[int]:
+        """Frames for new content: free ones first, then victims, block by block (I8). No fenced ones for a transfer."""
+        return [self._take(transfer) for _ in range(count)]
+
+    def _take(self, transfer: bool) -> int:
+        for number in range(len(self.free) - 1, -1, -1):
+            block = self.free[number]
+            if not (transfer and self.is_fenced(block)):
+                del self.free[number]
+                break
+        else:
+            block = self._evict(transfer)
+        self.fences.pop(block, None)
+        # Even a block that a reset freed may still be the target of a queued copy.
         source = self.withdraw(block)
         if source is not None:
             self.drop(source)
         return block
 
-    def _evict(self) -> int:
-        node = self.policy.victim()
+    def _evict(self, transfer: bool) -> int:
+        node = next(
+            node
+            for queue in self.policy.queues().values()
+            for node in queue.values()
+            if node.block not in self.pins and not (transfer and self.is_fenced(node.block))
+        )
         self.policy.taken(node)
         self.index.detach(node)
         self.nodes[node.block] = None
-        self.counters.evicted_blocks += 1
-        self.counters.evicted_idle_ticks += self.counters.clock_ticks - node.idle_since
-        self.counters.evicted_hits += node.hits
-        source = self.withdraw(node.block)
-        if source is not None:
-            self.drop(source)
+        if self.tier == "host":
+            self.counters.host_evicted_blocks += 1
+        else:
+            self.counters.evicted_blocks += 1
+            self.counters.evicted_idle_ticks += self.counters.clock_ticks - node.idle_since
+            self.counters.evicted_hits += node.hits
         return node.block
 
     def publish(self, node: Node) -> None:
@@ -142,29 +242,33 @@ class Pool:
 
     def forget(self, gone: list[Node]) -> None:
         """Blocks that have left the index: what nobody holds is free at once, in this order."""
-        unheld = [node for node in gone if not self.holds[node.block]]
+        resting = [node for node in gone if not self.holds[node.block]]
+        unheld = [node for node in resting if node.block not in self.pins]
         for node in gone:
             node.indexed = False
             node.children = {}
-        for node in unheld:
+        for node in resting:
             self.policy.taken(node)
+        for node in unheld:
             self.nodes[node.block] = None
         for node in unheld:
-            self.free.append(node.block)
-            source = self.withdraw(node.block)
+            source = self._free(node.block)
             if source is not None:
                 self.drop(source)
 
     def forget_all(self) -> None:
         """Everything leaves the index. What nobody holds goes below the free blocks, in eviction order."""
-        unheld = [block for queue in self.policy.queues().values() for block in queue]
-        for node in self.nodes:
-            if node is not None and not self.holds[node.block]:
-                self.policy.taken(node)
-                self.nodes[node.block] = None
-            elif node is not None:
-                node.indexed = False
-                node.children = {}
+        self.era += 1
+        nodes = [node for node in self.nodes if node is not None]
+        resting = [node for queue in self.policy.queues().values() for node in queue.values()]
+        unheld = [node.block for node in resting if node.block not in self.pins]
+        for node in resting:
+            self.policy.taken(node)
+        for block in unheld:
+            self.nodes[block] = None
+        for node in nodes:
+            node.indexed = False
+            node.children = {}
         self.index.roots.clear()
         self.free.extendleft(unheld)
 

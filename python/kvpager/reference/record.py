@@ -14,8 +14,12 @@ from .pool import Pool
 
 if TYPE_CHECKING:
     from .rows import OpenRow, Rows
+    from .transfers import Fetch
 
 PLACEHOLDER = -1  # in the place of a token that an open step is still to find
+
+# The states in which a sequence has device blocks.
+WITH_BLOCKS = ("running", "fetching", "swapping_out", "swapping_in")
 
 
 class Record:
@@ -24,7 +28,11 @@ class Record:
     __slots__ = (
         "announced",
         "committed_at_preempt",
+        "era",
+        "fetch",
         "home",
+        "host_own",
+        "host_path",
         "id",
         "key",
         "namespace",
@@ -55,6 +63,10 @@ class Record:
         self.announced: Place | None = None  # the block behind its path, if it has announced that
         self.home: Rows | None = None  # the batch that has a row for it
         self.open_rows: list[OpenRow] = []  # the rows of open steps that name it, oldest first
+        self.era = 0  # resets before its admission
+        self.fetch: Fetch | None = None  # who brings a part of its prompt
+        self.host_path: list[Node] = []  # what it holds of the host's index, by its last block
+        self.host_own: list[int] = []  # the host blocks behind that, which are nobody else's
 
     @property
     def num_planned(self) -> int:
@@ -72,14 +84,35 @@ class Record:
 
     def take_path(self, pool: Pool, path: list[Node], num_blocks: int) -> None:
         """Start (again) on a hit path, with fresh blocks behind it."""
+        self.occupy(pool, path, [], 0, num_blocks)
+        self.num_cached = self.num_committed = len(path) * pool.index.block_size
+
+    def occupy(self, pool: Pool, path: list[Node], joined: list[int], num_fetched: int, num_blocks: int) -> list[int]:
+        """Hold a path, behind it blocks that are fetched already, then take those to fetch, and the rest; those."""
         if path:
             pool.hold(path[-1].block)
-        fresh = pool.take(num_blocks - len(path))
+        for block in joined:
+            pool.hold(block)
+        fetched = pool.take(num_fetched, transfer=True)
+        fresh = fetched + pool.take(num_blocks - len(path) - len(joined) - num_fetched)
         for block in fresh:
             pool.hold(block)
         self.path = path
-        self.table = [node.block for node in path] + fresh
-        self.num_cached = self.num_committed = len(path) * pool.index.block_size
+        self.table = [node.block for node in path] + joined + fresh
+        return fetched
+
+    def live_path(self) -> list[Node]:
+        """The path down to the first block that was forgotten."""
+        return [node for node in self.path if node.indexed]
+
+    def preempt(self, pool: Pool) -> None:
+        """Give all blocks back; tokens and handle stay."""
+        del self.tokens[self.num_known :]
+        self.let_go(pool)
+        self.state = "preempted"
+        self.committed_at_preempt = self.num_committed
+        self.num_cached = self.num_committed = 0
+        pool.counters.preemptions += 1
 
     def let_go(self, pool: Pool) -> None:
         """Leave steps and batch, and drop every hold, the table before the path."""
@@ -94,6 +127,15 @@ class Record:
         if path:
             pool.drop(path[-1].block)
 
+    def let_go_of_host(self, host: Pool) -> None:
+        """Drop what it holds on the host, its own blocks before the path."""
+        path, own = self.host_path, self.host_own
+        self.host_path, self.host_own = [], []
+        for block in reversed(own):
+            host.drop(block)
+        if path:
+            host.drop(path[-1].block)
+
     def fork(self, pool: Pool, sequence_id: int) -> Record:
         """A child that shares every block of the known tokens. No step is to write for it."""
         tokens = self.tokens[: self.num_known]
@@ -103,6 +145,7 @@ class Record:
         child.num_cached = self.num_cached
         child.num_committed = self.num_committed
         child.publishes = self.publishes
+        child.era = self.era
         for number, block in enumerate(child.table):
             if not child.on_path(number):
                 pool.hold(block)
@@ -180,10 +223,14 @@ class Record:
         full_before = self.num_committed // pool.index.block_size
         self.num_committed = end
         if end // pool.index.block_size > full_before:
-            self.withdraw(pool)
-            if pool.prefix_cache:
-                self.publish(pool)
-            self.announce(pool)
+            self.settle(pool)
+
+    def settle(self, pool: Pool) -> None:
+        """More is committed: publish it, and announce what comes behind."""
+        self.withdraw(pool)
+        if pool.prefix_cache:
+            self.publish(pool)
+        self.announce(pool)
 
     def announce(self, pool: Pool) -> None:
         """Announce the block behind the path, if it is to be computed and no other record has announced it."""

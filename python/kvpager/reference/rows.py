@@ -161,10 +161,21 @@ class Rows:
                 self.records.pop()
         return moves
 
+    def open(self, pool: Pool, step: OpenStep) -> None:
+        """The step is open from now on."""
+        self.steps.append(step)
+        pool.open_launches.add(step.launch)
+
+    def close(self, pool: Pool, step: OpenStep) -> OpenStep:
+        """The step is about to be committed or cancelled: it fences nothing any more."""
+        self.steps.remove(step)
+        pool.open_launches.remove(step.launch)
+        return step
+
     def end(self, pool: Pool) -> None:
         """The batch was dropped."""
         while self.steps:
-            self.steps.pop().cancel(pool)
+            self.close(pool, self.steps[-1]).cancel(pool)
         for record in self.records:
             if record is not None:
                 record.home = None

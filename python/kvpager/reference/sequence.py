@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OutOfBlocks, StaleHandle, StepError
+from ..plans import Plan
 from ..types import Namespace, Tokens
 from .inputs import as_position, as_token, as_tokens, shown
-from .record import Record
+from .record import WITH_BLOCKS, Record
 
 if TYPE_CHECKING:
     from .pager import Pager
@@ -53,7 +54,8 @@ class Sequence:
 
     @property
     def state(self) -> str:
-        """``"running"``, ``"preempted"`` or ``"released"``."""
+        """``"running"``, ``"preempted"`` or ``"released"``; ``"fetching"``, ``"swapping_out"`` or ``"swapping_in"``
+        while a plan for it has not ended; ``"swapped"``."""
         return self._record.state
 
     def __repr__(self) -> str:
@@ -106,7 +108,16 @@ class Sequence:
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
         """A copy of the block table."""
-        return np.array(self._running("block_ids").table, dtype=np.int32)
+        record = self._live("block_ids")
+        if record.state not in WITH_BLOCKS:
+            raise StaleHandle(record.id, record.state, "block_ids")
+        return np.array(record.table, dtype=np.int32)
+
+    @property
+    def fetch(self) -> Plan | None:
+        """The plan that brings a part of the prompt from the host, while it has not ended."""
+        record = self._live("fetch")
+        return None if record.fetch is None else self._pager._transfers.of(record).plan
 
     # Growing and writing.
 
@@ -198,13 +209,13 @@ class Sequence:
     def preempt(self) -> None:
         """Give all blocks back; committed full blocks stay cached. Tokens and handle stay."""
         self._pager._drain()
-        self._pager._preempt(self._running("preempt"))
+        self._running("preempt").preempt(self._pager._pool)
 
     def resume(self) -> Sequence:
-        """Admit a preempted sequence again, all or nothing; the same handle."""
+        """Admit a preempted or swapped sequence again, all or nothing; the same handle."""
         self._pager._drain()
         record = self._live("resume")
-        if record.state != "preempted":
+        if record.state not in ("preempted", "swapped"):
             raise StaleHandle(record.id, record.state, "resume")
         self._pager._resume(record)
         return self
@@ -213,6 +224,36 @@ class Sequence:
         """``resume``, or None where that raises OutOfBlocks."""
         try:
             return self.resume()
+        except OutOfBlocks:
+            return None
+
+    def swap_out(self) -> Plan:
+        """Plan to bring the committed KV to the host. The blocks are given back when the plan is complete."""
+        self._pager._drain()
+        record = self._running("swap_out")
+        if record.open_rows:
+            raise StepError(f"swap_out refused: sequence {record.id} is in an open step: commit or cancel it first")
+        return self._pager._swap_out(record)
+
+    def try_swap_out(self) -> Plan | None:
+        """``swap_out``, or None where that raises OutOfBlocks."""
+        try:
+            return self.swap_out()
+        except OutOfBlocks:
+            return None
+
+    def swap_in(self) -> Plan:
+        """Plan to bring the KV of a swapped sequence back. It runs when the plan is complete."""
+        self._pager._drain()
+        record = self._live("swap_in")
+        if record.state != "swapped":
+            raise StaleHandle(record.id, record.state, "swap_in")
+        return self._pager._swap_in(record)
+
+    def try_swap_in(self) -> Plan | None:
+        """``swap_in``, or None where that raises OutOfBlocks."""
+        try:
+            return self.swap_in()
         except OutOfBlocks:
             return None
 

@@ -166,7 +166,7 @@ class Step:
             tokens = row.record.tokens
             if following[number] == PLACEHOLDER and row.stop < len(tokens) and tokens[row.stop] == PLACEHOLDER:
                 raise ValueError(f"row {number} needs a next token: a later step has a placeholder for it")
-        del rows.steps[0]
+        rows.close(pager._pool, self._step)
         pager._last_launched = max(pager._last_launched, self._step.launch)
         applied = self._step.commit(pager._pool, following, accepted)
         return np.array(applied, dtype=np.bool_)
@@ -182,7 +182,7 @@ class Step:
                 " handed out copies, which may read what the copies of this one bring"
             )
         rows.next_step -= 1
-        rows.steps.pop().cancel(pager._pool)
+        rows.close(pager._pool, self._step).cancel(pager._pool)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Step is a handle into one pager and cannot be copied or pickled")
