@@ -11,7 +11,7 @@ use super::Pager;
 use crate::content;
 use crate::error::{Error, Result};
 use crate::host::{Adopted, Host};
-use crate::ids::{BlockId, Handle, NodeId, Token};
+use crate::ids::{BlockId, CONTENT_START, Handle, NodeId, Token};
 use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::transfers::{Chain, Plan, PlanId, Work};
@@ -125,8 +125,9 @@ impl Pager {
 
         let missing = self.missing(&ids);
         let chain = start + missing.start..start + missing.end;
-        // A run of content tokens is copied whole or not at all.
-        let safe = |blocks| content::cut_back(tokens.len(), |at| tokens[at], blocks, block_size);
+        // A run of content tokens is copied whole or not at all. It may go on behind the path, where nothing is known.
+        let token = |at: usize| tokens.get(at).copied().unwrap_or(CONTENT_START);
+        let safe = |blocks| content::cut_back(tokens.len() + 1, token, blocks, block_size);
         if safe(start) != start || safe(chain.start) != chain.start {
             return Ok(Look::Nothing);
         }

@@ -40,7 +40,7 @@ impl Pager {
     fn plan_swap_out(&mut self, sequence: &mut Sequence, handle: Handle) -> Result<PlanId> {
         let block_size = self.config.block_size;
         let kept = sequence.num_committed.div_ceil(block_size);
-        if self.copies.has_targets() && sequence.table[..kept].iter().any(|&block| self.copies.is_target(block)) {
+        if self.copies.has_targets() && sequence.table.iter().any(|&block| self.copies.is_target(block)) {
             return Err(Error::Transfer(format!(
                 "swap_out: an open step is to fill a block of sequence {}; commit the step first",
                 sequence.serial
