@@ -245,10 +245,12 @@ class Swarm:
         "match",
     )
 
+    NUM_BLOCKS_MAX = 24
+
     def __init__(self, seed: int, alone: bool = False, **settings: Any) -> None:
         self.draw = draw = random.Random(seed)
         self.twins = Twins(
-            draw.randint(3, 24),
+            draw.randint(3, self.NUM_BLOCKS_MAX),
             draw.choice([1, 2, 3, 4, 16]),
             alone,
             policy=draw.choice(["lru", "slru"]),

@@ -110,6 +110,7 @@ class TierSwarm(BatchSwarm):
 
     OPERATIONS = (
         *BatchSwarm.OPERATIONS,
+        "serve",
         "offload",
         "offload_committed",
         "swap_out",
@@ -119,10 +120,19 @@ class TierSwarm(BatchSwarm):
         "older_than",
     )
     STREAM = TierStream
+    NUM_BLOCKS_MAX = 14  # a device that forgets, or nothing is ever fetched
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, not CORE_HAS_TIERS, num_host_blocks=[2, 4, 10, 30][seed % 4])
-        for often, least in (("offload", 0.4), ("swap_out", 0.2), ("swap_in", 0.3), ("move", 1.5)):
+        self.traffic = self.draw.random() < 0.7
+        if self.traffic:
+            # Requests that begin alike come and go, and a step now and then. Only so the tiers have much to do.
+            self.weights = {call: 0.06 * weight for call, weight in self.weights.items()}
+            self.weights["admit"] += 1.5
+            self.weights["serve"] += 2.0
+            self.length_max = self.twins.block_size * max(1, min(4, self.twins.num_blocks - 2))
+            self.bases = [self.stretch(self.length_max) for _ in range(self.draw.randint(3, 7))]
+        for often, least in (("offload", 0.8), ("swap_out", 0.1), ("swap_in", 0.1), ("move", 1.5)):
             self.weights[often] += least
         for seldom in ("report_late", "older_than", "misuse"):
             self.weights[seldom] *= 0.2
@@ -130,6 +140,17 @@ class TierSwarm(BatchSwarm):
         self.ended: list[Any] = []
 
     # What the calls are given.
+
+    def tokens(self) -> list[int]:
+        """Rather one that the host has more of than the device."""
+        size = self.twins.block_size
+        candidates = [super(TierSwarm, self).tokens()]
+        if self.traffic:
+            cuts = [self.draw.randint(1, len(base) // size) * size for base in self.bases]
+            candidates += [base[:cut] + [self.value()] for base, cut in zip(self.bases, cuts, strict=True)]
+        match = self.twins.reference.match
+        fetched = [tokens for tokens in candidates if match(tokens).num_host_tokens]
+        return self.draw.choice(fetched if fetched and self.draw.random() < 0.6 else candidates)
 
     def fetch(self) -> dict[str, Any]:
         if self.draw.random() < 0.3:
@@ -150,6 +171,32 @@ class TierSwarm(BatchSwarm):
         else:
             super().release()
 
+    def serve(self) -> None:
+        """Compute what is left of a prompt, and mostly be done with it."""
+        running = [pair for pair in self.twins.pairs if pair.state == "running"]
+        unnamed = [pair for pair in running if not pair.reference._record.open_rows]
+        if not unnamed:
+            return
+        pair = self.draw.choice(unnamed)
+        if self.stream is not None:
+            self.twins.change(pair, "try_slots", pair.reference.num_planned, len(pair.reference))
+            self.take_copies()
+        if pair.state != "running":
+            return
+        end = len(pair.reference._record.table) * self.twins.block_size
+        end = min(end, len(pair.reference))
+        if self.stream is not None:
+            start, record = pair.reference.num_planned, pair.reference._record
+            pool, size = self.twins.reference._pool, self.twins.block_size
+            entries = range(start // size, -(-end // size))
+            if any(pool.shared(record.table[number]) for number in entries):
+                return
+            self.stream.write(pair.reference, start, self.stream._slots(record)[start:end])
+        self.twins.change(pair, "commit", end)
+        if self.draw.random() < 0.9:
+            self.twins.change(pair, "release")
+            self.twins.drop(pair)
+
     def offload(self) -> None:
         self.settle_copies()
         self.twins.change("pager", "offload", self.draw.choice([1, 2, 5, 50]))
@@ -169,8 +216,10 @@ class TierSwarm(BatchSwarm):
 
     def swap_in(self) -> None:
         swapped = [pair for pair in self.twins.pairs if pair.state == "swapped"]
-        if pair := self.draw.choice(swapped) if swapped and self.draw.random() < 0.95 else self.any_pair():
-            self.twins.change(pair, self.some("swap_in"))
+        if swapped or self.draw.random() < 0.1:
+            pair = self.draw.choice(swapped) if swapped else self.any_pair()
+            if pair is not None:
+                self.twins.change(pair, self.some("swap_in"))
 
     def settle_copies(self) -> None:
         """Mostly what is queued is taken first, as it must be."""
@@ -178,6 +227,10 @@ class TierSwarm(BatchSwarm):
             self.take_copies()
 
     def move(self) -> None:
+        for _ in range(self.draw.randint(1, 3)):
+            self.move_one()
+
+    def move_one(self) -> None:
         plan = self.some_plan("planned", "started")
         if plan is None:
             if abandoned := self.some_plan("abandoned"):
@@ -185,7 +238,7 @@ class TierSwarm(BatchSwarm):
             return
         if plan in self.twins.plans("started"):
             if self.draw.random() < self.patience:
-                self.end(plan, self.draw.choice(["complete", "complete", "complete", "fail", "fail", "abandon"]))
+                self.end(plan, self.draw.choice(["complete"] * 6 + ["fail"] * 2 + ["abandon"]))
         elif self.draw.random() < 0.1:
             self.report("cancel", plan)
         else:
@@ -237,7 +290,7 @@ class TierSwarm(BatchSwarm):
 
 
 def test_a_swarm_of_two_tiers(seed, runs):
-    swarm(seed, runs or 60, steps=120, kind=TierSwarm)
+    swarm(seed, runs or 40, steps=250, kind=TierSwarm)
 
 
 @pytest.mark.slow
