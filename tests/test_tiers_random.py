@@ -144,10 +144,10 @@ class TierSwarm(BatchSwarm):
     def tokens(self) -> list[int]:
         """Rather one that the host has more of than the device."""
         size = self.twins.block_size
-        candidates = [super(TierSwarm, self).tokens()]
+        candidates = [super().tokens()]
         if self.traffic:
             cuts = [self.draw.randint(1, len(base) // size) * size for base in self.bases]
-            candidates += [base[:cut] + [self.value()] for base, cut in zip(self.bases, cuts, strict=True)]
+            candidates += [[*base[:cut], self.value()] for base, cut in zip(self.bases, cuts, strict=True)]
         match = self.twins.reference.match
         fetched = [tokens for tokens in candidates if match(tokens).num_host_tokens]
         return self.draw.choice(fetched if fetched and self.draw.random() < 0.6 else candidates)
