@@ -140,9 +140,11 @@ class BatchSwarm(Swarm):
         "misuse",
     )
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, alone=not CORE_HAS_BATCHES)
-        self.stream = Stream(self.twins.reference, self.draw) if self.draw.random() < 0.75 else None
+    STREAM: type[Stream] = Stream
+
+    def __init__(self, seed: int, alone: bool = not CORE_HAS_BATCHES, **settings: Any) -> None:
+        super().__init__(seed, alone, **settings)
+        self.stream = self.STREAM(self.twins.reference, self.draw) if self.draw.random() < 0.75 else None
         for often, least in (("step", 2.0), ("commit_step", 1.0), ("cancel_step", 0.4), ("fork_rows", 0.1)):
             self.weights[often] += least
         # What ends sequences leaves nothing to step, and who steps has less to do with single calls.

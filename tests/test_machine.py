@@ -245,16 +245,19 @@ class Swarm:
         "match",
     )
 
-    def __init__(self, seed: int, alone: bool = False) -> None:
+    NUM_BLOCKS_MAX = 24
+
+    def __init__(self, seed: int, alone: bool = False, **settings: Any) -> None:
         self.draw = draw = random.Random(seed)
         self.twins = Twins(
-            draw.randint(3, 24),
+            draw.randint(3, self.NUM_BLOCKS_MAX),
             draw.choice([1, 2, 3, 4, 16]),
             alone,
             policy=draw.choice(["lru", "slru"]),
             watermark=draw.choice([0.0, 0.0, 0.2]),
             null_block=draw.random() < 0.3,
             prefix_cache=draw.random() < 0.95,
+            **settings,
         )
         self.weights = {operation: draw.random() ** 2 for operation in self.OPERATIONS}
         # Without these two there is nothing to look at; a reset empties the cache, and a drop ends a sequence at once.
@@ -325,7 +328,12 @@ class Swarm:
 
     def admit(self) -> None:
         if len(self.twins.pairs) < PAIRS_MAX:
-            self.twins.admit(self.tokens(), self.namespace(), self.draw.random() < 0.1, self.form(), self.some("admit"))
+            pin, form, call = self.draw.random() < 0.1, self.form(), self.some("admit")
+            self.twins.admit(self.tokens(), self.namespace(), pin, form, call, **self.fetch())
+
+    def fetch(self) -> dict[str, Any]:
+        """What more an admit is told."""
+        return {}
 
     def match(self) -> None:
         tokens, namespace = self.tokens(), self.namespace()
@@ -374,7 +382,7 @@ class Swarm:
         self.on_any("preempt")
 
     def resume(self) -> None:
-        waiting = [pair for pair in self.twins.pairs if pair.state == "preempted"]
+        waiting = [pair for pair in self.twins.pairs if pair.state in ("preempted", "swapped")]
         if pair := self.draw.choice(waiting) if waiting else self.any_pair():
             self.twins.change(pair, self.some("resume"))
 

@@ -34,6 +34,8 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 # Batches are compared as soon as the core has them; until then their histories run on the reference alone.
 CORE_HAS_BATCHES = hasattr(kvpager.Pager, "batch")
+# So are the tiers.
+CORE_HAS_TIERS = hasattr(kvpager.Pager, "offload")
 HANDLES: tuple[type, ...] = (
     kvpager.reference.Sequence,
     kvpager.reference.Batch,
@@ -45,6 +47,7 @@ STEP_GETTERS = ("id", "buffer", "state", "num_rows", "num_tokens", "token_ids", 
 STEP_GETTERS += ("slot_mapping", "positions", "query_start_loc", "copies")
 
 GETTERS = ("id", "state", "num_cached", "num_committed", "num_planned", "namespace", "pinned", "block_ids", "tokens")
+GETTERS += ("fetch",) if CORE_HAS_TIERS else ()
 
 
 class Pair:
@@ -87,14 +90,23 @@ class Twins:
     # Calls.
 
     def admit(
-        self, tokens: list[int], namespace: Any = b"", pin: bool = False, form: str = "list", call: str = "admit"
+        self,
+        tokens: list[int],
+        namespace: Any = b"",
+        pin: bool = False,
+        form: str = "list",
+        call: str = "admit",
+        **fetch: Any,
     ) -> None:
         """Admit (or try to) a prompt that ``can_admit`` was asked about first."""
         options = {"namespace": namespace, "pin": pin}
         (could,) = self.peek("can_admit", tokens, form=form, **options)[1:]
         # Dropped handles are released first in the admit, which may make room that can_admit did not see.
         drops_wait = self._drops_wait
-        outcome = self.change("pager", call, tokens, form=form, **options)
+        outcome = self.change("pager", call, tokens, form=form, **options, **fetch)
+        if fetch:
+            # To join a fetch takes fewer blocks, and one of its own can be kept waiting by steps.
+            return
         admitted = outcome[0] == "answer" and outcome[1] is not None
         assert admitted == could or (admitted and drops_wait), f"can_admit said {could}, {call}: {outcome}"
 
@@ -154,6 +166,8 @@ class Twins:
         """End every sequence, so that the test leaves nothing to warn about."""
         self.blind = False
         self._compare("the last call")
+        if CORE_HAS_TIERS or self.core is None:
+            self.end_plans()
         for pair in self.pairs:
             self.change(pair, "release", "aborted")
         while self.batches:
@@ -161,6 +175,13 @@ class Twins:
         self.change("pager", "take_copies")
         stats = self.reference.stats()
         assert stats.active_blocks == stats.running_sequences == stats.preempted_sequences == 0, "a leak (I1)"
+        assert stats.writing_blocks == stats.quarantined_blocks == stats.swapped_sequences == 0, "a leak (I1)"
+        assert stats.host_free_blocks + stats.host_cached_blocks == stats.host_total_blocks, "a leak (I1)"
+
+    def end_plans(self) -> None:
+        """End every plan, in one way or another."""
+        for plan, state, _ in self.reference.plans():
+            self.change("pager", {"planned": "cancel", "started": "fail", "abandoned": "reclaim"}[state], plan)
 
     def abandon(self) -> None:
         """After a failure: no warning about handles may hide it."""
@@ -168,6 +189,12 @@ class Twins:
             for handle in (pair.core, pair.reference):
                 if handle is not None:
                     handle.release()
+
+    # Plans.
+
+    def plans(self, *states: str) -> list[kvpager.Plan]:
+        """The plans that have not ended, or those of them in one of these states."""
+        return [plan for plan, state, _ in self.reference.plans() if not states or state in states]
 
     # Comparing.
 
@@ -286,6 +313,10 @@ def _plain(outcome: Outcome) -> Outcome:
 
 
 def _plain_value(value: Any) -> Any:
+    if isinstance(value, kvpager.Plan):
+        # A tuple of lists, and no array, which cannot be compared as a whole.
+        sides = (value.source, value.source_ids.tolist()), (value.destination, value.destination_ids.tolist())
+        return value.id, value.generation, value.kind, *sides
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tolist()
     if isinstance(value, list | tuple):

@@ -8,6 +8,7 @@ they were made.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ..types import Namespace
 
@@ -166,4 +167,4 @@ def units(path: list[Node]) -> list[range]:
         for number, node in enumerate(path)
         if not number or path[number - 1].tokens[-1] < FIRST_CONTENT_TOKEN or node.tokens[0] < FIRST_CONTENT_TOKEN
     ]
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(path)], strict=True)]
+    return [range(start, stop) for start, stop in pairwise([*starts, len(path)])]

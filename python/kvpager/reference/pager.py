@@ -17,7 +17,7 @@ from ..types import Computing, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
-from .index import Index, Node, path_to, post_order, whole_runs
+from .index import Index, Node, path_to, post_order, units, whole_runs
 from .inputs import (
     as_bool,
     as_fraction,
@@ -412,19 +412,21 @@ class Pager:
         self._require_transfers("offload")
         chains: list[Chain] = []
         taken, flying = 0, self._transfers.in_flight()
-        for node in [node for queue in self._policy.queues().values() for node in queue.values() if not node.offered]:
-            while taken < limit:
+        for node in [node for queue in self._policy.queues().values() for node in queue.values()]:
+            while taken < limit and not node.offered:
                 path = path_to(node)
                 wanted = missing(self._host, path, flying)
                 if not wanted:
                     node.offered = True
-                    break
+                    continue
                 chain, room = take_chain(self._tiers, path, wanted, limit - taken)
                 if not room:
                     return self._plan_offload(chains)
                 if chain is None:
-                    node.offered = True  # the unit is larger than what the host can give
-                    break
+                    # The unit is larger than what the host can give. A part of it would be of no use.
+                    for each in (node, *(path[number] for unit in units(path) if wanted[0] in unit for number in unit)):
+                        each.offered = True
+                    continue
                 chains.append(chain)
                 taken += len(chain.nodes)
                 flying.update(chain.nodes)
