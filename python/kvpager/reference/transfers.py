@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..plans import Plan, PlanKind, PlanState, Tier
-from .index import Node, Root, path_to, units, whole_runs
+from .index import FIRST_CONTENT_TOKEN, Node, Root, path_to, units, whole_runs
 from .pool import Counters, Pool
 from .record import Record
 
@@ -330,7 +330,8 @@ def count_blocks(pool: Pool, transfers: Transfers) -> Counts:
 def missing(host: Pool, path: list[Node], in_flight: set[Node]) -> list[int]:
     """The positions of a device path that are neither on the host nor on the way there, in whole units.
 
-    A unit of which a part only is there ends it: the blocks that the host has might be of another content.
+    A unit of which a part only is there ends it: the blocks that the host has might be of another content. So does one
+    that may go on behind the path.
     """
     num_there = len(host.index.copies_of(path))
     found: list[int] = []
@@ -339,6 +340,8 @@ def missing(host: Pool, path: list[Node], in_flight: set[Node]) -> list[int]:
         if unit.stop <= num_there or all(flying):
             continue
         if unit.start < num_there or any(flying):
+            break
+        if unit.stop == len(path) and path[-1].tokens[-1] >= FIRST_CONTENT_TOKEN:
             break
         found += unit
     return found
