@@ -355,9 +355,9 @@ def take_chain(tiers: Tiers, path: list[Node], wanted: list[int], limit: int | N
     host, start = tiers.host, wanted[0]
     there = host.index.copies_of(path[:start])
     above = there[-1] if start and len(there) == start else None
-    if above is not None:
-        host.hold(above.block)
-    room = len(host.free) + host.evictable
+    # Room once the block above is held, and with it those above it.
+    idle = sum(not host.holds[node.block] for node in there) if above is not None else 0
+    room = len(host.free) + host.evictable - idle
     stop = start
     for unit in units(path):
         if unit.start != stop or unit.start not in wanted:
@@ -366,9 +366,9 @@ def take_chain(tiers: Tiers, path: list[Node], wanted: list[int], limit: int | N
             break
         stop = unit.stop
     if stop == start:
-        if above is not None:
-            host.drop(above.block)
         return None, room
+    if above is not None:
+        host.hold(above.block)
     blocks = host.take(stop - start)
     for block in blocks:
         host.hold(block)
