@@ -162,6 +162,7 @@ impl Work {
     }
 
     /// Everything that the plan holds besides its destinations, taken out of it.
+    #[must_use]
     pub fn take(&mut self) -> Self {
         match self {
             Self::Offload { chains } => Self::Offload { chains: std::mem::take(chains) },

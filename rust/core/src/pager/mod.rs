@@ -42,7 +42,9 @@ use crate::transfers::{Plans, Tier};
 pub use admit::PrefixMatch;
 pub(crate) use admit::check_tokens;
 pub use computing::{Admitted, Computing};
+pub use fetch::Wish;
 pub use life::FORK_MAX;
+pub use plans::End;
 pub use step::Counts;
 pub use step_end::Outcome;
 

@@ -133,8 +133,8 @@ impl Pager {
             return Ok(Look::Nothing);
         }
         let above = above.filter(|above| above.blocks == chain.start);
-        let room = host.room() - above.map_or(0, |above| host.idle_blocks(above));
-        let stop = safe(chain.start + draft.wanted.min(room).min(stop - chain.start));
+        let space = host.room() - above.map_or(0, |above| host.idle_blocks(above));
+        let stop = safe(chain.start + draft.wanted.min(space).min(stop - chain.start));
         if stop <= chain.start {
             return Ok(Look::NoRoom);
         }
