@@ -4,6 +4,7 @@ use super::Checker;
 use crate::error::Result;
 use crate::ids::{NodeId, TOKEN_END};
 use crate::memory;
+use crate::transfers::{Owner, Work};
 
 impl Checker<'_> {
     pub(super) fn check_tree(&mut self) -> Result<()> {
@@ -79,7 +80,13 @@ impl Checker<'_> {
             self.expect(children == root.children as usize, || {
                 format!("I2: namespace {id:?} counts {} children and has {children}", root.children)
             });
-            let sequences = self.pager.sequences.iter().filter(|sequence| sequence.root == id).count();
+            // One that was released while a plan reads it is of its namespace until then.
+            let leaving = self.pager.plans.iter().filter(|plan| match &plan.work {
+                Work::SwapOut { owner: Owner::Released(sequence), .. } => sequence.root == id,
+                _ => false,
+            });
+            let sequences =
+                self.pager.sequences.iter().filter(|sequence| sequence.root == id).count() + leaving.count();
             self.expect(sequences == root.pins as usize, || {
                 format!("I2: namespace {id:?} counts {} sequences and has {sequences}", root.pins)
             });
