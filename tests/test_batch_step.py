@@ -125,7 +125,7 @@ def test_the_last_token_has_no_block_until_it_is_planned(implementation):
     assert (len(a), ids(a), pager.num_free_blocks) == (5, [0], 0)
     with nothing_changes(pager), refuses(kvpager.OutOfBlocks) as refused:
         batch.step()
-    assert refused.value.args == (2, 0, 0, 2, (0, 1), 0)
+    assert refused.value.args == (2, 0, 0, 2, (0, 1), 0, "device")
     assert batch.try_step() is None
     assert pager.stats().refused_calls == 2
     with nothing_changes(pager), refuses(ValueError, "block"):
@@ -159,7 +159,7 @@ def test_the_rows_of_out_of_blocks_are_those_that_found_no_room(implementation):
     assert batch.blocks_needed(counts, tokens) == 2 + 4 + 1
     with nothing_changes(pager), refuses(kvpager.OutOfBlocks) as refused:
         batch.step(counts, tokens)
-    assert refused.value.args == (7, 3, 0, 6, (1,), 0)
+    assert refused.value.args == (7, 3, 0, 6, (1,), 0, "device")
     step = batch.step([8, 0, 1], tokens[:8] + tokens[-1:])
     assert (ids(a), ids(b), ids(c)) == ([0, 3, 4], [1], [2, 5])
     step.cancel()
@@ -178,7 +178,7 @@ def test_a_skipped_row_gives_up_no_share(implementation):
     batch = in_batch(pager, a, child)
     with nothing_changes(pager), refuses(kvpager.OutOfBlocks) as refused:
         batch.step([7, 1], [0] * 8)
-    assert refused.value.args == (3, 1, 0, 4, (0,), 0)
+    assert refused.value.args == (3, 1, 0, 4, (0,), 0, "device")
     assert batch.step([0, 1], [9]).copies.tolist() == [[1, 3]]
     other.release()
 
