@@ -146,6 +146,7 @@ mod tests {
             seed: 0,
             null_block: false,
             prefix_cache: true,
+            num_host_blocks: 0,
         }
     }
 

@@ -349,8 +349,7 @@ impl Pager {
         let is_planned = plan.state == PlanState::Planned;
         let is_leaving = sequence.state == State::SwappingOut;
         if is_planned {
-            let mut plan = self.plans.remove(id)?;
-            drop(plan.work.take());
+            let plan = self.plans.remove(id)?;
             if is_leaving {
                 self.leave_host(&mut sequence);
             }

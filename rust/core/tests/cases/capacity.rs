@@ -238,7 +238,7 @@ fn l15_the_last_sequence_that_outgrows_the_pool_is_told_the_numbers() {
     let handle = start(&mut pager, &prompt(1, 16));
     let error = full(1, 0, 0, 4);
     assert_refused(&mut pager, &error, |pager| pager.append(handle, 1));
-    assert_eq!(error.to_string(), "needed 1 blocks; 0 free and 0 evictable of 4");
+    assert_eq!(error.to_string(), "needed 1 blocks of the device; 0 free and 0 evictable of 4");
     // Preempted it still fits, and goes on where it was.
     pager.preempt(handle).unwrap();
     pager.resume(handle).unwrap();
