@@ -123,6 +123,10 @@ class Book:
         self._ended.clear()
         return ended
 
+    def keep(self, ticket: Ticket) -> None:
+        """Puts a ticket of a report back, for a later one."""
+        self._ended.append(ticket)
+
     def pending(self, tickets: Sequence[Ticket] | None) -> bool:
         """True if one of `tickets` (None: of all) has not ended. With `changed` held."""
         if tickets is None:
