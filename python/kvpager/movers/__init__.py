@@ -19,11 +19,15 @@ and pinned host memory, with cupy and without torch. :class:`Mover` is what to w
 from ..plans import Plan, PlanKind, Tier
 from .arena import HostArena
 from .base import Mover, Ticket, TicketState
+from .cupy_mover import CupyMover
+from .cupy_pool import CupyPool
 from .layout import Layout, Share
 from .memory import Memory, describe
 from .numpy_mover import NumpyMover, NumpyPool
 
 __all__ = [
+    "CupyMover",
+    "CupyPool",
     "HostArena",
     "Layout",
     "Memory",

@@ -123,9 +123,9 @@ class Book:
         self._ended.clear()
         return ended
 
-    def keep(self, ticket: Ticket) -> None:
-        """Puts a ticket of a report back, for a later one."""
-        self._ended.append(ticket)
+    def put_back(self, tickets: Sequence[Ticket]) -> None:
+        """Keeps tickets of a report for a later one, before all others. With `changed` held."""
+        self._ended.extendleft(reversed(tickets))
 
     def pending(self, tickets: Sequence[Ticket] | None) -> bool:
         """True if one of `tickets` (None: of all) has not ended. With `changed` held."""

@@ -132,10 +132,11 @@ class FakeMover:
         with self._book.changed:
             ended = self._book.report()
         due = [ticket for ticket in ended if self._held_back[ticket] == 0]
-        for ticket in ended:
-            if self._held_back[ticket]:
-                self._held_back[ticket] -= 1
-                self._book.keep(ticket)
+        held_back = [ticket for ticket in ended if self._held_back[ticket] > 0]
+        for ticket in held_back:
+            self._held_back[ticket] -= 1
+        with self._book.changed:
+            self._book.put_back(held_back)
         return due
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
