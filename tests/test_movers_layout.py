@@ -162,10 +162,11 @@ def test_a_pool_of_a_gpu_is_only_arithmetic():
     assert str(layout) == "10,000 blocks of 2,097,152 bytes in 32 arrays; pieces of a block: 64 of 32,768 bytes"
 
 
-def test_an_arena_is_one_mapping_of_just_its_size():
+def test_an_arena_is_one_mapping():
     host = HostArena(3, 1000)
     assert host.records.shape == (3, 1000)
-    assert host.records.ctypes.data % mmap.PAGESIZE == 0
+    assert host.records.ctypes.data % mmap.PAGESIZE == 512
+    assert HostArena(3, 1000, offset=0).records.ctypes.data % mmap.PAGESIZE == 0
     assert not host.records.any()
     assert repr(host) == "HostArena(3, 1000)"
 
@@ -174,12 +175,16 @@ def test_an_arena_in_memory_of_the_caller():
     memory = bytearray(40)
     HostArena(4, 10, memory).records[1] = 7
     assert memory == bytes(10) + b"\7" * 10 + bytes(20)
-    with pytest.raises(ConfigError, match="40 bytes, but 5 blocks of 10 need 50"):
+    with pytest.raises(ConfigError, match="40 bytes, but 5 blocks of 10 from 0 on need 50"):
         HostArena(5, 10, memory)
     with pytest.raises(ConfigError, match="read-only"):
         HostArena(4, 10, bytes(40))
     with pytest.raises(ConfigError, match="holds nothing"):
         HostArena(0, 10)
+    with pytest.raises(ConfigError, match="from 1 on need 41"):
+        HostArena(4, 10, memory, offset=1)
+    with pytest.raises(ConfigError, match="negative"):
+        HostArena(4, 10, offset=-1)
 
 
 def test_an_arena_of_another_block_size_is_refused():
