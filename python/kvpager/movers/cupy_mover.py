@@ -52,6 +52,10 @@ _ASK = 0.00005
 """Seconds between two looks at the device in `wait`."""
 
 
+_PINNED: dict[int, HostArena] = {}
+"""Arenas that are pinned: memory must not go back to the system before the driver has let go of it."""
+
+
 class _Slot(NamedTuple):
     """Device memory for some records."""
 
@@ -150,7 +154,10 @@ class CupyMover:
         """Pins the arena: whether it is pinned, and whether that is to be undone."""
         records = self._host.records
         try:
-            return True, self._device.pin(records.ctypes.data, records.nbytes)
+            ours = self._device.pin(records.ctypes.data, records.nbytes)
+            if ours:
+                _PINNED[records.ctypes.data] = self._host
+            return True, ours
         except TransferError as refused:
             warnings.warn(
                 f"the host arena is not pinned, so copies are slower and hold the caller up: {refused}",
@@ -252,7 +259,9 @@ class CupyMover:
                 if not late:
                     lane.slots.clear()
             if self._unpin and not late and self._failed is None:
-                self._device.unpin(self._host.records.ctypes.data)
+                address = self._host.records.ctypes.data
+                self._device.unpin(address)
+                del _PINNED[address]
 
     def __enter__(self) -> Self:
         return self
