@@ -12,7 +12,7 @@ from pretend_device import PretendDevice
 
 from kvpager import ConfigError, TransferError
 from kvpager.movers import CupyMover, CupyPool, HostArena, Mover
-from kvpager.movers.cupy_mover import choose_path, merged
+from kvpager.movers.lanes import choose_path, merged
 
 SECONDS = 20.0
 PATHS = ("direct", "staged")

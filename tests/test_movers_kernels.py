@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpager.movers.kernels import KERNELS, SOURCE, THREADS, WIDTHS
+from kvpager.movers.kernels import KERNELS, OPTIONS, SOURCE, THREADS, WIDTHS
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def compiled(nvrtc, architecture, source=SOURCE):
     """(status, log, PTX) of a compilation."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"movers.cu", 0, None, None) == 0
-    options = (ctypes.c_char_p * 2)(f"-arch={architecture}".encode(), b"-std=c++14")
-    status = nvrtc.nvrtcCompileProgram(program, 2, options)
+    options = [each.encode() for each in (f"-arch={architecture}", *OPTIONS)]
+    status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     texts = []
     for part in ("ProgramLog", "PTX"):
         if part == "PTX" and status != 0:

@@ -58,6 +58,14 @@ def test_a_ticket_tells_its_plan(small):
     assert ticket.done.all()
 
 
+def test_a_ticket_cannot_end_twice(small):
+    ticket = small[2].submit(plan(SWAP_OUT, [1], [1]))
+    small[2].wait(SECONDS)
+    with pytest.raises(RuntimeError, match="ends a second time"):
+        ticket._end(TransferError("late"))
+    assert (ticket.state, ticket.error) == ("done", None)
+
+
 def test_it_is_a_mover(small):
     mover: Mover = small[2]
     assert isinstance(mover, NumpyMover)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, TransferError
 from .device import Addresses, Kernel
 from .driver import BatchCopy
-from .kernels import KERNELS, SOURCE, THREADS, WIDTHS
+from .kernels import KERNELS, OPTIONS, SOURCE, THREADS, WIDTHS
 from .memory import Memory
 
 __all__ = ["CudaDevice"]
@@ -45,7 +45,7 @@ class CudaDevice:
                 self._runtime.memGetInfo()  # Sets the device up, or fails.
         except self._runtime.CUDARuntimeError as absent:
             raise ConfigError(f"no CUDA device can be used: {absent}") from absent
-        module = self._cupy.RawModule(code=SOURCE, options=("-std=c++14",))
+        module = self._cupy.RawModule(code=SOURCE, options=OPTIONS)
         self._functions = {(k, w): module.get_function(f"{k}_{w}") for k in KERNELS for w in WIDTHS}
         self._thread_blocks = thread_blocks
         self._batch: BatchCopy | None = None

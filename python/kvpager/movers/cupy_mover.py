@@ -23,12 +23,10 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,72 +36,17 @@ from ..plans import Plan, Tier
 from .arena import HostArena
 from .base import Book, Ticket, check_plan, finite
 from .cupy_pool import CupyPool, IndexBuffer
-from .device import Addresses, Event, Stream
+from .device import Event, Stream
+from .lanes import Lane, Path, Slot, UnderWay, choose_path, merged
 
-__all__ = ["CupyMover", "Path"]
+__all__ = ["CupyMover"]
 
-Path: TypeAlias = Literal["direct", "staged"]
-
-DIRECT_BYTES = 64 << 10
-"""Mean length of a piece from which one driver call for all of them beats a kernel. Not measured yet."""
-DIRECT_BYTES_ONE_BY_ONE = 1 << 20
-"""The same where the driver takes a call for each piece."""
 _ASK = 0.00005
 """Seconds between two looks at the device in `wait`."""
 
 
 _PINNED: dict[int, HostArena] = {}
 """Arenas that are pinned: memory must not go back to the system before the driver has let go of it."""
-
-
-class _Slot(NamedTuple):
-    """Device memory for some records."""
-
-    address: int
-    owner: object
-    filled: Event
-    emptied: Event
-
-
-class _UnderWay(NamedTuple):
-    """A plan in a lane."""
-
-    number: int
-    """Counts the lane's plans from 1."""
-    ticket: Ticket
-    event: Event
-    """Happens when all is copied."""
-    error: TransferError | None
-    """Why not all of it could be queued."""
-    buffer: IndexBuffer | None
-
-
-@dataclass(eq=False)
-class _Lane:
-    """One direction. In each of its streams plans run one behind the other."""
-
-    bus: Stream
-    kernels: Stream
-    slots: list[_Slot]
-    touched: dict[Tier, npt.NDArray[np.int64]]
-    """For each block of each tier, the last plan of this lane that names it; 0: none."""
-    count: int = 0
-    next_slot: int = 0
-    under_way: deque[_UnderWay] = field(default_factory=deque)
-
-    def last_in_common(self, plan: Plan) -> _UnderWay | None:
-        """The last plan here that has a block in common with `plan` and has not ended."""
-        numbers = (
-            self.touched[plan.source][plan.source_ids].max(initial=0),
-            self.touched[plan.destination][plan.destination_ids].max(initial=0),
-        )
-        return next((each for each in self.under_way if each.number == max(numbers)), None)
-
-    def touch(self, plan: Plan) -> None:
-        """Counts a plan."""
-        self.count += 1
-        self.touched[plan.source][plan.source_ids] = self.count
-        self.touched[plan.destination][plan.destination_ids] = self.count
 
 
 class CupyMover:
@@ -123,7 +66,7 @@ class CupyMover:
         slots: int = 3,
         slot_bytes: int = 8 << 20,
     ) -> None:
-        """Pins the arena, which touches all of it: some 0.3 s for each GB. RuntimeWarning if the system refuses.
+        """Pins the arena, which touches all of its pages. RuntimeWarning if the system refuses.
 
         `path`: None chooses by the mean length of the pieces. `slots`, `slot_bytes`: of the staging memory, in each
         direction; a slot holds one block at least. ConfigError if pool and arena do not fit, or a number is below 1.
@@ -146,7 +89,7 @@ class CupyMover:
         self._failed: TransferError | None = None
         with self._device.current():
             self.pinned, self._unpin = self._pin()
-            self._lanes: dict[Tier, _Lane] = {
+            self._lanes: dict[Tier, Lane] = {
                 tier: self._lane(slots if self.path == "staged" else 0) for tier in ("device", "host")
             }
 
@@ -166,12 +109,12 @@ class CupyMover:
             )
             return False, False
 
-    def _lane(self, slots: int) -> _Lane:
+    def _lane(self, slots: int) -> Lane:
         device, size = self._device, self._slot_blocks * self._host.bytes_per_block
-        return _Lane(
+        return Lane(
             device.stream(),
             device.stream(),
-            [_Slot(*device.allocate(size), device.event(), device.event()) for _ in range(slots)],
+            [Slot(*device.allocate(size), device.event(), device.event()) for _ in range(slots)],
             {tier: np.zeros(blocks, np.int64) for tier, blocks in self._num_blocks.items()},
         )
 
@@ -207,7 +150,7 @@ class CupyMover:
                 error = fault if isinstance(fault, TransferError) else TransferError(f"{type(fault).__name__}: {fault}")
             self._join(lane, event, plan.source)
             lane.touch(plan)
-            lane.under_way.append(_UnderWay(lane.count, ticket, event, error, buffer))
+            lane.under_way.append(UnderWay(lane.count, ticket, event, error, buffer))
             with self._book.changed:
                 self._book.under_way.append(ticket)
         return ticket
@@ -281,7 +224,7 @@ class CupyMover:
             self._device.record(event, self._device.stream_of(after))
         return [event]
 
-    def _join(self, lane: _Lane, event: Event, source: Tier) -> None:
+    def _join(self, lane: Lane, event: Event, source: Tier) -> None:
         """The event happens when both streams of a lane have got here. The one that comes first waits for nothing."""
         first, last = (lane.kernels, lane.bus) if source == "device" else (lane.bus, lane.kernels)
         try:
@@ -291,7 +234,7 @@ class CupyMover:
         except Exception as fault:
             self._failed = TransferError(f"{type(fault).__name__}: {fault}")
 
-    def _direct(self, lane: _Lane, plan: Plan) -> None:
+    def _direct(self, lane: Lane, plan: Plan) -> None:
         """Every piece of every block, in as few calls as the driver takes."""
         pieces, out = self._pool.pieces, plan.source == "device"
         blocks, frames = (plan.source_ids, plan.destination_ids) if out else (plan.destination_ids, plan.source_ids)
@@ -301,7 +244,7 @@ class CupyMover:
         targets, sources = (on_host, on_device) if out else (on_device, on_host)
         self._copy(targets, sources, sizes, lane.bus)
 
-    def _staged(self, lane: _Lane, plan: Plan, buffer: IndexBuffer) -> None:
+    def _staged(self, lane: Lane, plan: Plan, buffer: IndexBuffer) -> None:
         """A slot of records after the other."""
         out = plan.source == "device"
         blocks, frames = (plan.source_ids, plan.destination_ids) if out else (plan.destination_ids, plan.source_ids)
@@ -323,7 +266,7 @@ class CupyMover:
                     self._launch("scatter", ids, len(part), slot, lane)
 
     @contextmanager
-    def _slot(self, lane: _Lane, fills: Stream, empties: Stream) -> Iterator[_Slot]:
+    def _slot(self, lane: Lane, fills: Stream, empties: Stream) -> Iterator[Slot]:
         """The next slot: `fills` waits until it was emptied, and what `empties` has queued by the end empties it."""
         slot = lane.slots[lane.next_slot % len(lane.slots)]
         if lane.next_slot >= len(lane.slots):
@@ -334,12 +277,12 @@ class CupyMover:
         finally:
             self._device.record(slot.emptied, empties)
 
-    def _hand_over(self, slot: _Slot, fills: Stream, empties: Stream) -> None:
+    def _hand_over(self, slot: Slot, fills: Stream, empties: Stream) -> None:
         """The slot is full: the other stream goes on."""
         self._device.record(slot.filled, fills)
         self._device.wait(empties, slot.filled)
 
-    def _launch(self, kernel: Literal["gather", "scatter"], ids: int, count: int, slot: _Slot, lane: _Lane) -> None:
+    def _launch(self, kernel: Literal["gather", "scatter"], ids: int, count: int, slot: Slot, lane: Lane) -> None:
         pool = self._pool
         arguments = (pool.table, len(pool.pieces), ids, count, slot.address, pool.layout.bytes_per_block)
         self._device.launch(kernel, pool.width, count * len(pool.pieces), arguments, lane.kernels)
@@ -372,21 +315,3 @@ class CupyMover:
         except TransferError as fault:
             self._failed = fault
             return True
-
-
-def choose_path(piece_bytes: int, batched: bool) -> Path:
-    """How to copy blocks with pieces of this mean length."""
-    return "direct" if piece_bytes >= (DIRECT_BYTES if batched else DIRECT_BYTES_ONE_BY_ONE) else "staged"
-
-
-def merged(
-    targets: npt.NDArray[np.int64], sources: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> tuple[Addresses, Addresses, Addresses]:
-    """The same copies with neighbours made one: copies that follow each other in the lists and in both memories."""
-    follows = (targets[1:] == targets[:-1] + sizes[:-1]) & (sources[1:] == sources[:-1] + sizes[:-1])
-    first = np.flatnonzero(np.concatenate(([True], ~follows)))
-    return (
-        targets[first].astype(np.uint64),
-        sources[first].astype(np.uint64),
-        np.add.reduceat(sizes, first).astype(np.uint64),
-    )

@@ -17,11 +17,13 @@ stride and length. Names are ``gather_16`` and so on.
 
 from __future__ import annotations
 
-__all__ = ["KERNELS", "SOURCE", "THREADS", "WIDTHS"]
+__all__ = ["KERNELS", "OPTIONS", "SOURCE", "THREADS", "WIDTHS"]
 
 KERNELS = ("gather", "scatter", "move")
 WIDTHS = (16, 8, 4, 2, 1)
 """Bytes that a thread copies at once."""
+OPTIONS = ("-std=c++17",)
+"""For the compiler."""
 THREADS = 512
 """Threads of a thread block."""
 

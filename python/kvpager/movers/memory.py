@@ -37,7 +37,7 @@ class Memory:
 
 
 def describe(array: Any) -> Memory:
-    """Where and how `array` lies. Copies nothing and waits for no stream.
+    """Where and how `array` lies. Copies nothing.
 
     Raises ConfigError if the object describes itself in none of the three ways, or has elements of less than a byte.
     """
@@ -98,13 +98,12 @@ class _Tensor(ctypes.Structure):
 
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
-_NO_SYNCHRONISATION = -1
 
 
 def _of_dlpack(array: Any) -> Memory:
     """DLPack: a capsule around a structure that begins with a ``DLTensor``. It frees itself when it is dropped."""
-    on_host = array.__dlpack_device__()[0] == _CPU
-    capsule = array.__dlpack__() if on_host else array.__dlpack__(stream=_NO_SYNCHRONISATION)
+    # Without a stream, which a producer then orders behind its own work if it must: this is set-up, and always allowed.
+    capsule = array.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
