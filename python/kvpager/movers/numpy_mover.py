@@ -102,6 +102,7 @@ class NumpyMover:
         """Starts the worker. ConfigError if the two have blocks of different sizes."""
         self._num_blocks: dict[Tier, int] = {"device": pool.layout.num_blocks, "host": host.num_blocks}
         self._sides: dict[Tier, list[Bytes]] = {"device": pool.views, "host": pool.records(host)}
+        self._at_once = max(1, _AT_ONCE // host.bytes_per_block)
         self._book = Book()
         self._afters: dict[Ticket, After] = {}
         self._closing = threading.Event()
@@ -137,7 +138,7 @@ class NumpyMover:
             return self._book.report()
 
     def close(self) -> None:
-        """Ends the block that is being copied, fails the rest, and ends the worker. See :meth:`Mover.close`."""
+        """Ends the MiB or block that is being copied, fails the rest, ends the worker. See :meth:`Mover.close`."""
         with self._book.changed:
             self._closing.set()
             self._book.changed.notify_all()
@@ -193,19 +194,23 @@ class NumpyMover:
         raise TransferError("the mover was closed before the copy began")
 
     def _copy(self, ticket: Ticket) -> None:
-        """Copies block by block and marks each. One assignment an array: NumPy releases the lock in it."""
+        """Copies some blocks, marks them, and looks whether to go on. NumPy releases the lock in each assignment."""
         plan = ticket.plan
         shares = list(zip(self._sides[plan.source], self._sides[plan.destination], strict=True))
-        pairs = zip(plan.source_ids.tolist(), plan.destination_ids.tolist(), strict=True)
-        for number, (source, target) in enumerate(pairs):
+        pairs = list(zip(plan.source_ids.tolist(), plan.destination_ids.tolist(), strict=True))
+        for first in range(0, len(pairs), self._at_once):
             if self._closing.is_set():
-                raise TransferError(f"the mover was closed after {number} of {len(plan)} blocks")
+                raise TransferError(f"the mover was closed after {first} of {len(plan)} blocks")
+            some = pairs[first : first + self._at_once]
             for here, there in shares:
-                there[target] = here[source]
-            ticket._copied[number] = True
+                for source, target in some:
+                    there[target] = here[source]
+            ticket._copied[first : first + self._at_once] = True
 
 
 _LOOK = 0.05
 """Seconds after which a waiting worker looks whether it is to end."""
 _ASK = 0.001
 """Seconds between two questions to a function."""
+_AT_ONCE = 1 << 20
+"""Bytes after which a copying worker marks blocks and looks whether it is to end."""
