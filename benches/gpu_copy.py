@@ -113,6 +113,7 @@ class Bench:
         self.device = CudaDevice(args.device, thread_blocks=args.thread_blocks, batch=not args.no_batch)
         self.cupy: Any = importlib.import_module("cupy")
         self.runtime = self.cupy.cuda.runtime
+        self.cupy.cuda.Device(self.device.number).use()
         self.random = np.random.default_rng(args.seed)
         self.timer = self.cupy.cuda.Stream(non_blocking=True)
 

@@ -136,6 +136,10 @@ class RawModule:
         assert isinstance(options, tuple)
         self.code = code
 
+    def compile(self):
+        if runtime.no_compiler:
+            raise RuntimeError("no libnvrtc")
+
     def get_function(self, name):
         assert name.partition("_")[0] in self.code
         return Kernel(name)
@@ -152,6 +156,9 @@ class Device:
         if number != 0:
             raise CUDARuntimeError(101)
 
+    def use(self):
+        pass
+
     def __enter__(self):
         return self
 
@@ -164,6 +171,7 @@ class Runtime(types.ModuleType):
     status = 0
     """What every event answers."""
     pin_status = 0
+    no_compiler = False
 
     def __init__(self):
         super().__init__("cupy.cuda.runtime")

@@ -111,6 +111,12 @@ def test_a_batch_call_that_does_not_work_is_not_used(runtime, monkeypatch):
     assert CudaDevice(batch=False).batch_reason == "switched off"
 
 
+def test_a_missing_compiler_is_told(runtime):
+    runtime.no_compiler = True
+    with pytest.raises(ConfigError, match="cannot be compiled: no libnvrtc"):
+        CudaDevice()
+
+
 def test_where_arrays_are(runtime):
     pool, _, _ = filled(LAYOUTS[0])
     with pytest.raises(ConfigError, match="array 0 is in host memory"):

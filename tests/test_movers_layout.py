@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import random
 
 import numpy as np
 import pytest
@@ -49,6 +51,48 @@ def test_a_record_brings_a_block_back(name):
     for number in range(7):
         expected = before[2] if number == 5 else before[number]
         assert all(np.array_equal(a, b) for a, b in zip(block(pool, number), expected, strict=True))
+
+
+def drawn(draw, blocks):
+    """A random array: rank 1 to 5, padded, transposed, cut; and which axis counts its blocks."""
+    rank = draw.randint(1, 5)
+    axis = draw.randrange(rank)
+    shape = [blocks if each == axis else draw.choice([1, 1, 2, 3, 5]) for each in range(rank)]
+    order = draw.sample(range(rank), rank)
+    steps = [draw.choice([1, 1, 1, 2]) for _ in shape]
+    padding = [draw.choice([0, 0, 0, 1]) for _ in shape]
+    whole = np.zeros([shape[each] * steps[each] + padding[each] for each in order], draw.choice("bhild"))
+    view = whole.transpose(np.argsort(order))
+    return view[tuple(slice(0, n * step, step) for n, step in zip(shape, steps, strict=True))], axis
+
+
+def test_random_layouts(seed):
+    """Addresses and views say the same, records are full and bring blocks back, and nothing else is touched."""
+    draw = random.Random(seed)
+    for _ in range(200):
+        blocks = draw.choice([1, 2, 4])
+        parts = [drawn(draw, blocks) for _ in range(draw.randint(1, 3))]
+        for array, _ in parts:
+            array[...] = np.frombuffer(draw.randbytes(array.size), np.uint8).reshape(array.shape)
+        pool = NumpyPool([array for array, _ in parts], [axis for _, axis in parts])
+        host = HostArena(blocks + 1, pool.layout.bytes_per_block)
+        host.records[...] = 255
+        before = [array.copy() for array, _ in parts]
+        for number in range(blocks):
+            for view, there in zip(pool.views, pool.records(host), strict=True):
+                there[number] = view[number]
+            gathered = np.full(host.bytes_per_block, 254, np.uint8)
+            for address, stride, offset, size in pool.layout.pieces().tolist():
+                source = (ctypes.c_uint8 * size).from_address(address + number * stride)
+                gathered[offset : offset + size] = np.frombuffer(source, np.uint8)
+            assert np.array_equal(gathered, host.records[number])
+        assert (host.records[blocks] == 255).all()
+        turned = [(number + 1) % blocks for number in range(blocks)]
+        for number in range(blocks):
+            for view, there in zip(pool.views, pool.records(host), strict=True):
+                view[turned[number]] = there[number]
+        for (array, axis), kept in zip(parts, before, strict=True):
+            assert np.array_equal(np.take(array, turned, axis), kept)
 
 
 def test_views_touch_nothing_but_their_blocks():

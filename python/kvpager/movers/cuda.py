@@ -31,8 +31,8 @@ class CudaDevice:
     def __init__(self, number: int | None = None, *, thread_blocks: int = 16, batch: bool = True) -> None:
         """`number`: which GPU, None for cupy's current one. `thread_blocks`: of 512 threads, for the kernels.
 
-        Compiles the kernels at the first use (cupy keeps the result on disk), and tries the driver's batch call once;
-        ``batch_reason`` says why it is not used, if it is not. Raises ConfigError if cupy or the GPU is missing.
+        Compiles the kernels (cupy keeps the result on disk), and tries the driver's batch call once; ``batch_reason``
+        says why it is not used, if it is not. Raises ConfigError if cupy, its compiler (NVRTC) or the GPU is missing.
         """
         try:
             self._cupy: Any = importlib.import_module("cupy")
@@ -46,6 +46,11 @@ class CudaDevice:
         except self._runtime.CUDARuntimeError as absent:
             raise ConfigError(f"no CUDA device can be used: {absent}") from absent
         module = self._cupy.RawModule(code=SOURCE, options=OPTIONS)
+        try:
+            with self.current():
+                module.compile()
+        except Exception as fault:  # A missing compiler has no type of its own.
+            raise ConfigError(f"the kernels cannot be compiled: {fault}") from fault
         self._functions = {(k, w): module.get_function(f"{k}_{w}") for k in KERNELS for w in WIDTHS}
         self._thread_blocks = thread_blocks
         self._batch: BatchCopy | None = None
@@ -55,26 +60,25 @@ class CudaDevice:
                 self._try_batch()
 
     def _try_batch(self) -> None:
-        """Takes the driver's batch call into use if it copies two words right."""
+        """Takes the driver's batch call into use if it copies two words right, there and back."""
         loaded = BatchCopy.load()
         if isinstance(loaded, str):
             self.batch_reason = loaded
             return
-        words, stream = np.arange(64, dtype=np.int32), self.stream()
-        device, owner = self.allocate(512)
-        self._runtime.memcpy(device, words.ctypes.data, 256, _ANY_DIRECTION)
-        self._runtime.memset(device + 256, 0xFF, 256)
-        self._runtime.deviceSynchronize()  # Our streams do not wait for the default one.
-        to, by = (np.array([start, start + 128], np.uint64) for start in (device + 256, device))
+        out, back, stream = self.pinned(64), self.pinned(64), self.stream()
+        out[:], back[:] = np.arange(64), -1
+        device, owner = self.allocate(256)
+        sizes = np.array([4, 4], np.uint64)
+        ends = [np.array([start, start + 128], np.uint64) for start in (out.ctypes.data, device, back.ctypes.data)]
         try:
-            loaded(to, by, np.array([4, 4], np.uint64), stream.ptr)
+            loaded(ends[1], ends[0], sizes, stream.ptr)
+            loaded(ends[2], ends[1], sizes, stream.ptr)
             stream.synchronize()
         except (TransferError, self._runtime.CUDARuntimeError) as refused:
             self.batch_reason = str(refused)
             return
-        self._runtime.memcpy(words.ctypes.data, device + 256, 256, _ANY_DIRECTION)
         del owner
-        if (words[0], words[32]) != (0, 32) or (np.delete(words, [0, 32]) != -1).any():
+        if (back[0], back[32]) != (0, 32) or (np.delete(back, [0, 32]) != -1).any():
             self.batch_reason = "the driver's batch call copied wrong bytes"
             return
         self._batch, self.batch_reason = loaded, ""

@@ -124,6 +124,8 @@ class CupyMover:
         `after`: the compute work that writes or still reads the plan's blocks: a stream (all that is queued there so
         far) or an event, of cupy or torch, or a stream's handle as an int. TypeError if it is none of these. A plan
         that cannot be queued for a fault of the device gives a ticket that fails once nothing of it runs any more.
+        (A driver's queue holds some thousand operations, of which a staged plan takes eight a slot: beyond that its
+        calls wait. Split plans of many GB.)
         """
         check_plan(plan, self._num_blocks)
         with self._lock, self._device.current():
