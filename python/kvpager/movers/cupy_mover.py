@@ -53,8 +53,9 @@ class CupyMover:
     """See the module for how it copies, and :class:`kvpager.movers.Mover` for what its methods promise.
 
     Plans that go the same way are carried out in the order in which they were submitted. Any thread may call; each
-    call holds one lock and waits for no copy (`wait` and `close` excepted). Device memory: ``2 x slots x slot_bytes``
-    in staged copies, and 8 bytes for each block of a plan under way.
+    call holds one lock and waits for no copy (`wait` and `close` excepted). Memory: on the device ``2 x slots x
+    slot_bytes`` in staged copies, and 4 bytes for each block of a plan under way; on the host 16 for each block of both
+    tiers.
     """
 
     def __init__(

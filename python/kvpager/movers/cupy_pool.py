@@ -115,6 +115,8 @@ class IndexBuffers:
 
     def upload(self, buffer: IndexBuffer, ids: npt.NDArray[np.int32], stream: Stream) -> None:
         """Writes the ids and queues their copy to the device."""
+        if not len(ids):
+            return
         buffer.host[: len(ids)] = ids
         copy_one(self._device, buffer.address, buffer.host.ctypes.data, 4 * len(ids), stream)
 
