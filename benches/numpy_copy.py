@@ -7,22 +7,24 @@ slower at anything (a memcpy in the main thread was up to 1.6 times as fast here
 
 2026-11-30, AMD EPYC (2 shared cores, 32 MiB L3), Python 3.11.7, numpy 2.4.6:
 
-    a plan of 128 MiB, medians             pieces of 16     32     64    256   1024 KiB      (1 = memcpy)
-    one piece a block                out          0.60   0.77   0.88   0.98   0.97
-                                     in           0.59   0.74   0.81   0.97   0.97
-    K and V, [2, blocks, ...]        out          0.60   0.75   0.93   0.98   0.89
-                                     in           0.60   0.76   0.94   0.98   0.90
-    [16, 2, blocks, ...]             out          0.88   1.04   1.02   0.98   0.97
-                                     in           0.86   0.97   0.98   1.05   0.93
+    a plan of 128 MiB, median of 11        pieces of 16     32     64    256   1024 KiB      (1 = memcpy)
+    one piece a block                out          0.66   0.80   0.94   1.05   1.06
+                                     in           0.63   0.78   0.97   0.97   0.95
+    K and V, [2, blocks, ...]        out          0.84   0.94   0.91   1.11   1.01
+                                     in           0.99   0.84   0.87   1.04   0.93
+    [16, 2, blocks, ...]             out          0.98   1.05   1.02   1.20   1.01
+                                     in           0.89   0.97   0.98   1.03   1.01
 
-A tenth of any of these is noise of the machine, between two runs.
+The machine had other work (load 10), so a tenth of any of these is noise: the 64 KiB of the second layout came to 0.93
+and 0.91 a minute later.
 
 Conclusion: from 256 KiB on, and where one array holds many pieces of a block (one assignment copies them all), it is a
-memcpy, give or take the noise. At 64 KiB it is 0.8 to 0.94: an assignment costs 0.4 us besides, 3 % of such a piece,
+memcpy, give or take the noise. At 64 KiB it is 0.87 to 0.97: an assignment costs 0.4 us besides, 3 % of such a piece,
 the worker 0.15 us more, and contiguous memory that is copied in pieces of 64 KiB comes to 0.93 already. What did not
 pay: sorting a plan by destination and words of 8 bytes (both within the noise), gathering through a buffer in the cache
 (0.6), copies that keep the interpreter lock (as fast, but a thread that wants the lock back waits 5 ms each time). What
-did: records that do not begin where pages do (0.20 before, see HostArena), and looking up from the copy once in a MiB.
+did: records that do not begin where pages do (0.20 before, see HostArena), a private mapping, which gets large pages
+(0.05 to 0.1), and looking up from the copy once in a MiB.
 """
 
 from __future__ import annotations
