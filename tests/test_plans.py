@@ -169,6 +169,33 @@ class TestWhatComesOut:
             with refuses(kvpager.StaleHandle, "fetch refused: sequence"):
                 _ = sequence.fetch
 
+    @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+    def test_a_plan_that_cannot_be_shown_is_not_lost(self, kind, monkeypatch):
+        pager = pager_with_host()
+        on_host(pager, [5, 6, 7, 8])
+        first, second = committed(pager), committed(pager, [3, 4])
+
+        def fails(*_: Any) -> None:
+            raise kind
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kvpager.Plan, "__init__", fails)
+            for call in (
+                lambda: pager.offload_committed(first),
+                first.swap_out,
+                second.try_swap_out,
+                lambda: pager.plans(),
+            ):
+                with refuses(kind):
+                    call()
+        plans = [status.plan for status in pager.plans()]
+        assert [plan.kind for plan in plans] == ["offload", "swap_out", "swap_out"]
+        assert (first.state, second.state) == ("swapping_out", "swapping_out")
+        assert [done(pager, plan) for plan in plans] == plans
+        assert (first.state, second.state, pager.check()) == ("swapped", "swapped", [])
+        for sequence in (first, second):
+            sequence.release()
+
     def test_the_plans_that_have_not_ended(self):
         pager = pager_with_host(64, 64)
         sequences = [committed(pager, range(start, start + 5)) for start in range(0, 40, 10)]
