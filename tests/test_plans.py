@@ -755,6 +755,25 @@ class TestStates:
         sequence.release()
 
 
+class TestUnusualPaths:
+    def test_a_sequence_without_a_path_goes_and_comes_back(self):
+        pager = pager_with_host()
+        sequence = pager.admit([1, 2])
+        done(pager, sequence.swap_out())
+        done(pager, sequence.swap_in())
+        assert (sequence.state, sequence.num_committed) == ("running", 0)
+        sequence.release()
+
+    def test_what_is_reset_while_a_plan_reads_it_is_freed_when_that_ends(self):
+        pager = pager_with_host()
+        committed(pager).release()
+        plan = pager.offload(9)
+        pager.reset()
+        assert (pager.stats().active_blocks, pager.check()) == (4, [])
+        done(pager, plan)
+        assert (pager.stats().free_blocks, pager.stats().host_free_blocks, pager.check()) == (16, 16, [])
+
+
 class TestRefusals:
     def test_without_a_host(self):
         pager = kvpager.Pager(16, 4)

@@ -31,7 +31,8 @@ impl Checker<'_> {
         });
         self.expect(node.run.len() <= node.run.capacity(), || format!("I5: {id:?} has more blocks than room"));
         if !index.is_live(id) {
-            self.expect(node.is_held() || self.pager.evict.num_stale() > 0, || {
+            let is_read = self.pager.evict.slot(id).is_in_transit();
+            self.expect(node.is_held() || is_read || self.pager.evict.num_stale() > 0, || {
                 format!("I2: dead {id:?} is neither held nor stale")
             });
             return;

@@ -98,7 +98,8 @@ impl Index {
     /// Blocks of the path that ends with this node.
     #[must_use]
     pub fn depth(&self, end: NodeId) -> usize {
-        let above = |&node: &NodeId| Some(self[node].parent);
+        // Asked of each item before it is looked at: a root has none.
+        let above = |&node: &NodeId| (!node.is_root()).then(|| self[node].parent);
         let path = std::iter::successors(Some(end), above).take_while(|node| !node.is_root());
         path.map(|node| self[node].run.len()).sum()
     }
