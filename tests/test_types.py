@@ -47,6 +47,21 @@ def serve(pager: kvpager.Pager, prompt: NDArray[np.int32]) -> int:
     assert_type(step.slot_mapping, NDArray[np.int64])
     assert_type(step.commit(np.zeros(1, np.int64), [0]), NDArray[np.bool_])
     assert_type(pager.take_copies(), NDArray[np.int32])
+    fetched = pager.admit(prompt, fetch=True, fetch_min_tokens=np.int32(256))
+    assert_type(fetched, kvpager.Sequence)
+    assert_type(fetched.fetch, kvpager.Plan | None)
+    assert_type(pager.offload(8), kvpager.Plan | None)
+    assert_type(pager.offload_committed(fetched), kvpager.Plan | None)
+    plan = fetched.swap_out()
+    assert_type(plan, kvpager.Plan)
+    assert_type(plan.source_ids, NDArray[np.int32])
+    assert_type(fetched.try_swap_out(), kvpager.Plan | None)
+    assert_type(fetched.swap_in(), kvpager.Plan)
+    assert_type(fetched.try_swap_in(), kvpager.Plan | None)
+    assert_type(pager.start(plan, tick=3), bool)
+    for arrived in (np.ones(3, np.bool_), np.ones(3, np.int8), [True, False], (True,), None):
+        assert_type(pager.fail(plan, arrived), bool)
+    assert_type(pager.plans(older_than=7), list[kvpager.PlanStatus])
     assert_type(pager.stats().hit_rate, float)
     assert_type(pager.check(), list[str])
     assert_type(pager.dump(full=True), str)
@@ -67,6 +82,9 @@ def mistakes(pager: kvpager.Pager) -> None:
     pager.admit([1]).release("bored")  # type: ignore
     pager.try_admit([1]).commit()  # type: ignore
     pager.num_blocks = 3  # type: ignore
+    pager.complete(3)  # type: ignore
+    pager.fail(pager.plans()[0].plan, [1.5])  # type: ignore
+    pager.offload()  # type: ignore
 
 
 class Mine(kvpager.Pager):  # type: ignore

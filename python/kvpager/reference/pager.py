@@ -17,7 +17,7 @@ from ..types import Computing, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
-from .index import Index, Node, path_to, post_order, units, whole_runs
+from .index import Index, Node, path_to, post_order, whole_runs
 from .inputs import (
     as_bool,
     as_fraction,
@@ -423,9 +423,7 @@ class Pager:
                 if not room:
                     return self._plan_offload(chains)
                 if chain is None:
-                    # The unit is larger than what the host can give. A part of it would be of no use.
-                    for each in (node, *(path[number] for unit in units(path) if wanted[0] in unit for number in unit)):
-                        each.offered = True
+                    node.offered = True  # the unit is larger than what the host can give
                     continue
                 chains.append(chain)
                 taken += len(chain.nodes)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..plans import Plan, PlanKind, PlanState, Tier
-from .index import Node, Root, path_to, units, whole_runs
+from .index import FIRST_CONTENT_TOKEN, Node, Root, path_to, units, whole_runs
 from .pool import Counters, Pool
 from .record import Record
 
@@ -330,7 +330,8 @@ def count_blocks(pool: Pool, transfers: Transfers) -> Counts:
 def missing(host: Pool, path: list[Node], in_flight: set[Node]) -> list[int]:
     """The positions of a device path that are neither on the host nor on the way there, in whole units.
 
-    A unit of which a part only is there ends it: the blocks that the host has might be of another content.
+    A unit of which a part only is there ends it: the blocks that the host has might be of another content. So does one
+    that may go on behind the path.
     """
     num_there = len(host.index.copies_of(path))
     found: list[int] = []
@@ -339,6 +340,8 @@ def missing(host: Pool, path: list[Node], in_flight: set[Node]) -> list[int]:
         if unit.stop <= num_there or all(flying):
             continue
         if unit.start < num_there or any(flying):
+            break
+        if unit.stop == len(path) and path[-1].tokens[-1] >= FIRST_CONTENT_TOKEN:
             break
         found += unit
     return found
@@ -352,9 +355,9 @@ def take_chain(tiers: Tiers, path: list[Node], wanted: list[int], limit: int | N
     host, start = tiers.host, wanted[0]
     there = host.index.copies_of(path[:start])
     above = there[-1] if start and len(there) == start else None
-    if above is not None:
-        host.hold(above.block)
-    room = len(host.free) + host.evictable
+    # Room once the block above is held, and with it those above it.
+    idle = sum(not host.holds[node.block] for node in there) if above is not None else 0
+    room = len(host.free) + host.evictable - idle
     stop = start
     for unit in units(path):
         if unit.start != stop or unit.start not in wanted:
@@ -363,9 +366,9 @@ def take_chain(tiers: Tiers, path: list[Node], wanted: list[int], limit: int | N
             break
         stop = unit.stop
     if stop == start:
-        if above is not None:
-            host.drop(above.block)
         return None, room
+    if above is not None:
+        host.hold(above.block)
     blocks = host.take(stop - start)
     for block in blocks:
         host.hold(block)

@@ -43,6 +43,17 @@ impl<'py> Given<'py> {
         }
     }
 
+    /// How many: an integer of 1 or more. What no machine has so many of is as good as infinite.
+    pub fn count(&self, name: &str, default: usize) -> PyResult<usize> {
+        let Some(value) = self.get() else { return Ok(default) };
+        let index = index_of(value, name)?;
+        let count = index.extract().unwrap_or(if index.gt(0)? { usize::MAX } else { 0 });
+        if count > 0 {
+            return Ok(count);
+        }
+        Err(PyValueError::new_err(format!("{name} is {}; it must be 1 or more", shown(value)?)))
+    }
+
     /// A setting that is an integer: what does not fit its type is outside every limit.
     pub fn setting<T>(&self, name: &str, default: T, limits: &str) -> PyResult<T>
     where
@@ -100,6 +111,14 @@ impl<'py> Given<'py> {
     }
 }
 
+/// A moment of the caller's clock.
+pub fn tick(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    if let Some(tick) = integer::<i64>(value, name)?.and_then(|tick| u64::try_from(tick).ok()) {
+        return Ok(tick);
+    }
+    Err(PyValueError::new_err(format!("{name} is {}; it must be 0 to 9223372036854775807", shown(value)?)))
+}
+
 /// A `TypeError` that names the argument.
 pub fn wrong_type(value: &Bound<'_, PyAny>, name: &str, expected: &str) -> PyErr {
     match value.get_type().name() {
@@ -124,12 +143,17 @@ pub fn is_bool(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// The value of anything that stands for an integer and is no bool; None if it does not fit.
 fn integer<'py, T: for<'a> FromPyObject<'a, 'py>>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<T>> {
+    Ok(index_of(value, name)?.extract().ok())
+}
+
+/// What anything that stands for an integer and is no bool stands for.
+fn index_of<'py>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     let mut index = value.clone();
     if !value.is_instance_of::<PyBool>() && value.hasattr("__index__")? {
         index = value.call_method0("__index__")?;
         // One that answers with text, say, is no integer out of range, but none at all.
         if index.is_instance_of::<PyInt>() {
-            return Ok(index.extract().ok());
+            return Ok(index);
         }
     }
     Err(wrong_type(&index, name, "an integer"))

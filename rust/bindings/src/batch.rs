@@ -283,20 +283,20 @@ impl PyBatch {
     /// rows are in use. Release and preempt take a sequence out again. Keep the Sequence: the batch does not, and one
     /// that the garbage collector takes is released.
     fn add(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
-        let sequence = sequence.get().handle_in(py, &self.shared)?;
+        let sequence = sequence.get().handle_in(py, &self.shared, "add")?;
         self.shared.change(py, |pager| pager.add_row(self.handle, sequence))
     }
 
     /// Empty the row of a sequence, which goes on without a batch; returns the row. Open steps still name it.
     /// ValueError if it is not in this batch.
     fn remove(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<u32> {
-        let sequence = sequence.get().handle_in(py, &self.shared)?;
+        let sequence = sequence.get().handle_in(py, &self.shared, "add")?;
         self.shared.change(py, |pager| pager.remove_row(self.handle, sequence))
     }
 
     /// The row of a sequence; None if it is not in this batch.
     fn row_of(&self, py: Python<'_>, sequence: &Bound<'_, PySequence>) -> PyResult<Option<u32>> {
-        let sequence = sequence.get().handle_in(py, &self.shared)?;
+        let sequence = sequence.get().handle_in(py, &self.shared, "add")?;
         self.shared.read(py, |pager| Ok(pager.row_of(self.handle, sequence)))
     }
 

@@ -45,6 +45,15 @@ pub fn copied<T: Element + numpy::Element + Copy>(array: &Bound<'_, PyArray1<T>>
     Ok(copy)
 }
 
+/// An array that nobody can write to. (The memory is not the array's own, so that Python cannot change its mind either.)
+pub fn read_only(py: Python<'_>, values: Vec<i32>) -> Bound<'_, PyArray1<i32>> {
+    let array = PyArray1::from_vec(py, values);
+    // SAFETY: the array was just made, and nobody else has it yet. `make_nonwriteable` does the same, at 20 times the
+    // cost: it asks first whether anybody else has it.
+    unsafe { (*array.as_array_ptr()).fields.flags &= !NPY_ARRAY_WRITEABLE };
+    array
+}
+
 /// The arrays of a batch: for each buffer one part, one behind the other.
 pub struct BatchArrays {
     pub block_tables: Py<PyArrayDyn<i32>>,

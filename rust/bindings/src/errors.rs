@@ -21,8 +21,8 @@ fn raise<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallAr
 /// The exception for a refused call of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     match error {
-        Error::OutOfBlocks { needed, free, evictable, total, rows, reserve } => {
-            raise(py, "OutOfBlocks", (needed, free, evictable, total, rows.into_vec(), reserve))
+        Error::OutOfBlocks { needed, free, evictable, total, rows, reserve, tier } => {
+            raise(py, "OutOfBlocks", (needed, free, evictable, total, rows.into_vec(), reserve, tier.name()))
         }
         Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
@@ -32,6 +32,7 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
         }
         Error::EmptyPrompt => raise(py, "TokenError", ("the prompt is empty: it needs at least one token",)),
         Error::Step(message) => step_error(py, message),
+        Error::Transfer(message) => raise(py, "TransferError", (message,)),
         Error::Config(message) => config_error(py, message),
         Error::Value(message) => PyValueError::new_err(message),
         Error::Memory => allocation_error(py),
@@ -101,6 +102,12 @@ fn plain<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 /// The machine refused memory.
 pub fn allocation_error(py: Python<'_>) -> PyErr {
     raise(py, "AllocationError", ("the machine refused memory for the pager's tables: nothing was changed",))
+}
+
+/// The machine refused memory for a plan that a call has made.
+pub fn lost_plan(py: Python<'_>) -> PyErr {
+    let message = "the machine refused memory to tell of the plan that this call has made: Pager.plans() has it";
+    raise(py, "AllocationError", (message,))
 }
 
 /// An earlier call hit a bug.

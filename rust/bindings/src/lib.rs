@@ -12,6 +12,7 @@ mod errors;
 mod integers;
 mod namespace;
 mod pager;
+mod plans;
 mod replay;
 mod sequence;
 mod shared;

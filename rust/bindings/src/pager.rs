@@ -3,19 +3,21 @@
 use std::sync::Arc;
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
-use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS};
-use kvpager_core::ids::{BlockId, Token};
-use kvpager_core::pager::{Admitted, Computing};
+use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
+use kvpager_core::ids::BlockId;
+use kvpager_core::memory::with_capacity;
+use kvpager_core::pager::{Admitted, Computing, End, Wish};
 use kvpager_core::{Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
-use crate::arguments::Given;
+use crate::arguments::{self, Given, wrong_type};
 use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
+use crate::plans::{self, Made, Told};
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
@@ -40,6 +42,9 @@ use crate::tokens::Tokens;
 ///     Set block 0 aside: it is never handed out.
 /// prefix_cache : bool
 ///     False: nothing is ever shared between prompts.
+/// num_host_blocks : int
+///     Blocks of a second tier, in the host's memory, 0..2**31-1, with ids of their own: where `offload` and `swap_out`
+///     copy to. 0: there is none.
 ///
 /// Raises
 /// ------
@@ -60,10 +65,11 @@ impl PyPager {
     #[pyo3(
         signature = (
             num_blocks, block_size=Given::NOTHING, *, policy=Given::NOTHING, watermark=Given::NOTHING,
-            identity=Given::NOTHING, seed=None, null_block=Given::NOTHING, prefix_cache=Given::NOTHING
+            identity=Given::NOTHING, seed=None, null_block=Given::NOTHING, prefix_cache=Given::NOTHING,
+            num_host_blocks=Given::NOTHING
         ),
         text_signature = "(num_blocks, block_size=16, *, policy='lru', watermark=0.0, identity=b'', seed=None, \
-            null_block=False, prefix_cache=True)"
+            null_block=False, prefix_cache=True, num_host_blocks=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "settings, by name")]
     fn new(
@@ -76,6 +82,7 @@ impl PyPager {
         seed: Option<Given<'_>>,
         null_block: Given<'_>,
         prefix_cache: Given<'_>,
+        num_host_blocks: Given<'_>,
     ) -> PyResult<Self> {
         let to_python = |error| errors::to_python(py, error);
         let config = Config {
@@ -90,6 +97,7 @@ impl PyPager {
             },
             null_block: null_block.flag("null_block", false)?,
             prefix_cache: prefix_cache.flag("prefix_cache", true)?,
+            num_host_blocks: num_host_blocks.setting("num_host_blocks", 0, NUM_HOST_BLOCKS_LIMITS)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config })
@@ -98,9 +106,10 @@ impl PyPager {
     // Without the seed, which is secret: reprs end up in logs.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let truth = |value| if value { "True" } else { "False" };
-        let Config { num_blocks, block_size, watermark, .. } = self.config;
+        let Config { num_blocks, block_size, watermark, num_host_blocks, .. } = self.config;
+        let host = if num_host_blocks > 0 { format!(", num_host_blocks={num_host_blocks}") } else { String::new() };
         Ok(format!(
-            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, null_block={}, prefix_cache={})",
+            "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, null_block={}, prefix_cache={}{host})",
             self.config.policy.name(),
             self.identity(py)?.repr()?,
             truth(self.config.null_block),
@@ -157,6 +166,12 @@ impl PyPager {
         self.config.prefix_cache
     }
 
+    /// Blocks of the host tier, 0 without one.
+    #[getter]
+    fn num_host_blocks(&self) -> usize {
+        self.config.num_host_blocks
+    }
+
     /// Blocks without content.
     #[getter]
     fn num_free_blocks(&self, py: Python<'_>) -> PyResult<usize> {
@@ -167,6 +182,14 @@ impl PyPager {
     #[getter]
     fn num_evictable_blocks(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.read(py, |pager| Ok(pager.num_evictable_blocks()))
+    }
+
+    /// Free and evictable blocks that no transfer can have yet: kernels of open steps may still use them. 0 without host
+    /// blocks.
+    #[getter]
+    fn num_fenced_blocks(&self, py: Python<'_>) -> PyResult<usize> {
+        let (free, evictable) = self.shared.read(py, |pager| Ok(pager.num_fenced()))?;
+        Ok(free + evictable)
     }
 
     /// Start a sequence: its cached prefix is pinned, the exact shortfall evicted, blocks are taken for the whole
@@ -185,6 +208,11 @@ impl PyPager {
     /// wait : bool
     ///     Where a running sequence is about to compute more of this prompt than is cached, take nothing and return a
     ///     Computing: admit again once that sequence has committed, or is gone.
+    /// fetch : bool
+    ///     Where the host has more of this prompt than the device, the sequence starts in state "fetching", and its `fetch`
+    ///     is the plan that brings those blocks (one plan for all that want the same): when it ends, the sequence runs.
+    /// fetch_min_tokens : int
+    ///     But only for so many tokens, 1 or more: a short prefix is computed sooner than it is copied.
     ///
     /// Returns
     /// -------
@@ -203,9 +231,13 @@ impl PyPager {
     ///
     /// Cost: comparing the cached tokens, copying the others.
     #[pyo3(
-        signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING, wait=Given::NOTHING),
-        text_signature = "($self, prompt, *, namespace=b'', pin=False, wait=False)"
+        signature = (
+            prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING, wait=Given::NOTHING, fetch=Given::NOTHING,
+            fetch_min_tokens=Given::NOTHING
+        ),
+        text_signature = "($self, prompt, *, namespace=b'', pin=False, wait=False, fetch=False, fetch_min_tokens=1)"
     )]
+    #[expect(clippy::too_many_arguments, reason = "options, by name")]
     fn admit<'py>(
         &self,
         py: Python<'py>,
@@ -213,20 +245,26 @@ impl PyPager {
         namespace: Given<'py>,
         pin: Given<'py>,
         wait: Given<'py>,
+        fetch: Given<'py>,
+        fetch_min_tokens: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
-        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
-        let started =
-            self.shared.change_with(py, &tokens, |pager, tokens| start(pager, tokens, &namespace, pin, wait))?;
+        let arguments = request(py, prompt, &namespace, &pin);
+        let arguments = arguments.and_then(|request| wished(request, &wait, &fetch, &fetch_min_tokens));
+        let (tokens, namespace, wish) = self.shared.arguments(py, arguments)?;
+        let started = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit_as(tokens, &namespace, wish))?;
         self.started(py, started)
     }
 
     /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits:
     /// waiting would be for ever.
     #[pyo3(
-        signature = (prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING, wait=Given::NOTHING),
-        text_signature = "($self, prompt, *, namespace=b'', pin=False, wait=False)"
+        signature = (
+            prompt, *, namespace=Given::NOTHING, pin=Given::NOTHING, wait=Given::NOTHING, fetch=Given::NOTHING,
+            fetch_min_tokens=Given::NOTHING
+        ),
+        text_signature = "($self, prompt, *, namespace=b'', pin=False, wait=False, fetch=False, fetch_min_tokens=1)"
     )]
+    #[expect(clippy::too_many_arguments, reason = "options, by name")]
     fn try_admit<'py>(
         &self,
         py: Python<'py>,
@@ -234,12 +272,15 @@ impl PyPager {
         namespace: Given<'py>,
         pin: Given<'py>,
         wait: Given<'py>,
+        fetch: Given<'py>,
+        fetch_min_tokens: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let (tokens, namespace, pin) = self.shared.arguments(py, request(py, prompt, &namespace, &pin))?;
-        let wait = self.shared.arguments(py, wait.flag("wait", false))?;
+        let arguments = request(py, prompt, &namespace, &pin);
+        let arguments = arguments.and_then(|request| wished(request, &wait, &fetch, &fetch_min_tokens));
+        let (tokens, namespace, wish) = self.shared.arguments(py, arguments)?;
         let started = self
             .shared
-            .change_with(py, &tokens, |pager, tokens| none_if_full(start(pager, tokens, &namespace, pin, wait)))?;
+            .change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit_as(tokens, &namespace, wish)))?;
         started.map(|started| self.started(py, started)).transpose()
     }
 
@@ -261,10 +302,10 @@ impl PyPager {
         self.shared.read_with(py, &tokens, |pager, tokens| pager.can_admit(tokens, &namespace))
     }
 
-    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens`, `num_blocks`, and `computing`, who
-    /// is about to compute what follows. A peek: no
-    /// recency, no statistic changes, no dropped handle is released. Raises TokenError and TokenTypeError as `admit`
-    /// does. Cost: comparing the cached tokens.
+    /// What an `admit` of this prompt would hit now: a PrefixMatch with `num_tokens`, `num_blocks`, `computing`, who is about
+    /// to compute what follows, and `num_host_tokens`, what `fetch` would bring. A peek: no recency, no statistic changes,
+    /// no dropped handle is released. Raises TokenError and TokenTypeError as `admit` does. Cost: comparing the cached
+    /// tokens, in both tiers.
     #[pyo3(name = "r#match", signature = (prompt, *, namespace=Given::NOTHING), text_signature = "($self, prompt, *, namespace=b'')")]
     fn find<'py>(
         &self,
@@ -274,9 +315,13 @@ impl PyPager {
     ) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let (tokens, namespace, _) = request(py, prompt, &namespace, &Given::NOTHING)?;
-        let found = self.shared.read_with(py, &tokens, |pager, tokens| pager.find_prefix(tokens, &namespace))?;
+        let (found, num_host_tokens) = self.shared.read_with(py, &tokens, |pager, tokens| {
+            let found = pager.find_prefix(tokens, &namespace)?;
+            Ok((found, pager.num_host_tokens(tokens, &namespace, found.num_tokens)))
+        })?;
         let computing = found.computing.map(|computing| computing_of(py, computing)).transpose()?;
-        CLASS.import(py, "kvpager.types", "PrefixMatch")?.call1((found.num_tokens, found.num_blocks, computing))
+        let class = CLASS.import(py, "kvpager.types", "PrefixMatch")?;
+        class.call1((found.num_tokens, found.num_blocks, computing, num_host_tokens))
     }
 
     /// Rows for sequences that are stepped together: one call a decode step.
@@ -336,6 +381,165 @@ impl PyPager {
         PyBatch::new(py, &self.shared, shape, arrays)
     }
 
+    /// Plan to copy cold blocks to the host, so that they outlive their eviction: the coldest cached ones that the host lacks.
+    /// Call it between steps, with as many blocks as the link copies meanwhile.
+    ///
+    /// Parameters
+    /// ----------
+    /// num_blocks : int
+    ///     So many blocks at most, 1 or more.
+    ///
+    /// Returns
+    /// -------
+    /// Plan or None
+    ///     What to copy, from the device to the host; `start` and `complete` it. None if there is nothing to copy, or the
+    ///     host has no room.
+    ///
+    /// Raises
+    /// ------
+    /// TransferError
+    ///     There are no host blocks, or copies are queued: `take_copies` comes first.
+    /// ValueError, TypeError
+    ///     `num_blocks` is not 1 or more.
+    ///
+    /// The blocks stay cached, and are not evicted before the plan has ended. Cost: for each block once, its path. If memory
+    /// runs out (or Ctrl-C comes) when the plan is made already, it is among `plans()`.
+    #[pyo3(signature = (num_blocks))]
+    fn offload<'py>(&self, py: Python<'py>, num_blocks: Given<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let num_blocks = self.shared.arguments(py, num_blocks.count("num_blocks", 1))?;
+        let made = self.shared.change(py, |pager| {
+            let id = pager.offload(num_blocks)?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
+    /// Plan to copy what a running sequence has published and the host lacks (write-through): call it after a `commit`
+    /// whose blocks are worth keeping. Returns a Plan, or None if there is nothing to copy, or the host has no room.
+    /// StaleHandle unless the sequence runs; ValueError if it belongs to another pager; TransferError as `offload`. Cost:
+    /// the length of its path. As `offload` if memory runs out.
+    fn offload_committed<'py>(
+        &self,
+        py: Python<'py>,
+        sequence: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let handle = match sequence.cast::<PySequence>() {
+            Ok(sequence) => sequence.get().handle_in(py, &self.shared, "offload_committed"),
+            Err(_) => Err(wrong_type(sequence, "sequence", "a kvpager.Sequence")),
+        };
+        let handle = self.shared.arguments(py, handle)?;
+        let made = self.shared.change(py, |pager| {
+            let id = pager.offload_committed(handle)?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
+    /// Say that a mover copies this plan's blocks from now on: call it before the first byte moves. `complete` or `fail` it
+    /// when the copies are done.
+    ///
+    /// Parameters
+    /// ----------
+    /// plan : Plan
+    ///     Of this pager, not started yet. Known by `id` and `generation`: one that came through another process will do.
+    /// tick : int, optional
+    ///     The time on a clock of yours, 0..2**63-1, for `plans(older_than=...)`; `stats().clock_ticks` by default.
+    ///
+    /// Returns
+    /// -------
+    /// bool
+    ///     False if the plan has ended (its sequence was released, say): copy nothing. Counted in `late_reports`.
+    ///
+    /// Raises
+    /// ------
+    /// TransferError
+    ///     It was started before. Nothing was changed.
+    /// ValueError, TypeError
+    ///     It is no plan of this pager, or no plan, or `tick` is no time.
+    #[pyo3(signature = (plan, tick=None))]
+    fn start(&self, py: Python<'_>, plan: &Bound<'_, PyAny>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let arguments =
+            plans::id_of(plan).and_then(|id| Ok((id, tick.map(|value| arguments::tick(value, "tick")).transpose()?)));
+        let (id, tick) = self.shared.arguments(py, arguments)?;
+        self.shared.change(py, |pager| pager.start_plan(id, tick))
+    }
+
+    /// Say that all blocks of a started plan have arrived: the copies are done, not only queued. Blocks that it guarded are
+    /// in use from now on, and sequences that waited for it go on. False if the plan has ended already: a late report changes
+    /// nothing, and is counted. TransferError unless it is started; ValueError if it is no plan of this pager. Cost: the
+    /// blocks that are published.
+    fn complete(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let id = self.shared.arguments(py, plans::id_of(plan))?;
+        self.shared.change(py, |pager| pager.end_plan(id, End::Complete))
+    }
+
+    /// Say that a started plan has failed, and that its mover writes nothing more (else `abandon` it). What did arrive is
+    /// kept where it is of use; a sequence that waited goes on, and computes what is missing, or is where it was before.
+    ///
+    /// Parameters
+    /// ----------
+    /// plan : Plan
+    /// done : sequence of bools, or 1-D buffer of bools or integers, [len(plan)], optional
+    ///     Which blocks have arrived nevertheless; none by default.
+    ///
+    /// Returns
+    /// -------
+    /// bool
+    ///     False if the plan has ended already, as of `complete`.
+    ///
+    /// Raises
+    /// ------
+    /// TransferError
+    ///     It is not started. Nothing was changed.
+    /// ValueError, TypeError
+    ///     It is no plan of this pager, or `done` has another length or type. Nothing was changed.
+    #[pyo3(signature = (plan, done=None))]
+    fn fail(&self, py: Python<'_>, plan: &Bound<'_, PyAny>, done: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let arguments = plans::id_of(plan).and_then(|id| Ok((id, done.map(plans::mask).transpose()?)));
+        let (id, done) = self.shared.arguments(py, arguments)?;
+        self.shared.change(py, |pager| pager.end_plan(id, End::Failed(done.as_deref())))
+    }
+
+    /// Take back a plan that was never started: nothing is copied, and all is as after a `fail` of nothing. False if the plan
+    /// has ended already. TransferError once it is started; ValueError if it is no plan of this pager.
+    fn cancel(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let id = self.shared.arguments(py, plans::id_of(plan))?;
+        self.shared.change(py, |pager| pager.end_plan(id, End::Cancelled))
+    }
+
+    /// Give up a started plan whose mover does not answer. Sequences that waited do not wait any more (fetching ones are
+    /// preempted, others are where they were before), and the blocks that may still be written are quarantined: nobody gets
+    /// them until `reclaim`. False if the plan has ended already. TransferError unless it is started; ValueError if it is no
+    /// plan of this pager.
+    fn abandon(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let id = self.shared.arguments(py, plans::id_of(plan))?;
+        self.shared.change(py, |pager| pager.abandon_plan(id))
+    }
+
+    /// Take the blocks of an abandoned plan out of quarantine, once its mover has stopped for certain. False if the plan has
+    /// ended already. TransferError unless it is abandoned; ValueError if it is no plan of this pager.
+    fn reclaim(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let id = self.shared.arguments(py, plans::id_of(plan))?;
+        self.shared.change(py, |pager| pager.reclaim_plan(id))
+    }
+
+    /// The plans that have not ended, in the order in which they were made: a list of PlanStatus (`plan`, `state`, `tick`).
+    /// With `older_than` (0..2**63-1) only those that were started at a smaller tick, abandoned ones included: what to
+    /// `abandon` after a time limit. Changes nothing. Cost: the blocks of the plans.
+    #[pyo3(signature = (older_than=None))]
+    fn plans<'py>(&self, py: Python<'py>, older_than: Option<&Bound<'py, PyAny>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let older_than = older_than.map(|value| arguments::tick(value, "older_than")).transpose()?;
+        let told = self.shared.read(py, |pager| {
+            let plans = pager.unfinished_plans(older_than)?;
+            let mut told = with_capacity(plans.len())?;
+            for plan in plans {
+                told.push((Told::of(plan)?, plan.state));
+            }
+            Ok(told)
+        })?;
+        told.into_iter().map(|(told, state)| told.with_state(py, state)).collect()
+    }
+
     /// The block copies that `append`, `extend` and `slots` asked for since the last call: int32 [n, 2], (source,
     /// target) block ids, in the order of asking. No block is both source and target, so they may run in any order.
     /// Carry them out before the kernel that writes to slots given since. The sources are held until this call.
@@ -381,6 +585,15 @@ impl PyPager {
             ("evictable_blocks", stats.evictable_blocks),
             ("running_sequences", stats.running_sequences),
             ("preempted_sequences", stats.preempted_sequences),
+            ("writing_blocks", stats.writing_blocks),
+            ("quarantined_blocks", stats.quarantined_blocks),
+            ("host_total_blocks", stats.host.total_blocks),
+            ("host_free_blocks", stats.host.free_blocks),
+            ("host_cached_blocks", stats.host.cached_blocks),
+            ("host_active_blocks", stats.host.active_blocks),
+            ("host_writing_blocks", stats.host.writing_blocks),
+            ("host_quarantined_blocks", stats.host.quarantined_blocks),
+            ("swapped_sequences", stats.swapped_sequences),
         ];
         for (name, value) in gauges {
             fields.set_item(name, value)?;
@@ -389,6 +602,12 @@ impl PyPager {
             ("clock_ticks", counters.clock_ticks),
             ("refused_calls", counters.refused_calls),
             ("noop_calls", counters.noop_calls),
+            ("host_evicted_blocks", stats.host.evicted_blocks),
+            ("offloaded_blocks", counters.offloaded_blocks),
+            ("fetched_blocks", counters.fetched_blocks),
+            ("swap_outs", counters.swap_outs),
+            ("swap_ins", counters.swap_ins),
+            ("late_reports", counters.late_reports),
         ];
         for (name, value) in counters.named().into_iter().chain(rest) {
             fields.set_item(name, value)?;
@@ -416,19 +635,6 @@ impl PyPager {
         // Unlike `new`, this does not panic where there is no room for the text a second time.
         PyString::from_bytes(py, text.as_bytes()).map_err(|_| errors::allocation_error(py))
     }
-}
-
-fn start(
-    pager: &mut Pager,
-    tokens: &[Token],
-    namespace: &[u8],
-    pin: bool,
-    wait: bool,
-) -> Result<Admitted, kvpager_core::Error> {
-    if wait {
-        return pager.admit_or_wait(tokens, namespace, pin);
-    }
-    pager.admit(tokens, namespace, pin).map(Admitted::Sequence)
 }
 
 fn computing_of(py: Python<'_>, computing: Computing) -> PyResult<Bound<'_, PyAny>> {
@@ -463,6 +669,19 @@ fn request(
     let namespace = namespace::encode(py, namespace)?;
     let pin = pin.flag("pin", false)?;
     Ok((Tokens::from_any(tokens)?, namespace, pin))
+}
+
+/// The same with how it is to be admitted.
+fn wished(
+    request: (Tokens, Vec<u8>, bool),
+    wait: &Given<'_>,
+    fetch: &Given<'_>,
+    fetch_min_tokens: &Given<'_>,
+) -> PyResult<(Tokens, Vec<u8>, Wish)> {
+    let (tokens, namespace, pinned) = request;
+    let wait = wait.flag("wait", false)?;
+    let (fetch, least) = (fetch.flag("fetch", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
+    Ok((tokens, namespace, Wish { pinned, wait, fetch: fetch.then_some(least) }))
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {

@@ -7,6 +7,7 @@ use kvpager_core::evict::Departure;
 use kvpager_core::ids::{BlockId, Handle};
 use kvpager_core::memory::with_capacity;
 use kvpager_core::pager::FORK_MAX;
+use kvpager_core::sequence::State;
 use kvpager_core::{Error, Pager};
 use numpy::PyArray1;
 use pyo3::exceptions::{PyResourceWarning, PyValueError};
@@ -16,6 +17,7 @@ use pyo3::types::PyString;
 use crate::arguments::{Given, POSITION, wrong_type};
 use crate::errors::{shown, to_python};
 use crate::namespace;
+use crate::plans::{Made, Told};
 use crate::shared::{Dropped, Shared, none_if_full};
 use crate::tokens::{Tokens, token};
 
@@ -93,12 +95,12 @@ impl PySequence {
         })
     }
 
-    /// The handle, for a batch of the same pager.
-    pub fn handle_in(&self, py: Python<'_>, shared: &Arc<Shared>) -> PyResult<Handle> {
+    /// The handle, for a call of the same pager.
+    pub fn handle_in(&self, py: Python<'_>, shared: &Arc<Shared>, call: &'static str) -> PyResult<Handle> {
         if Arc::ptr_eq(&self.shared, shared) {
             return Ok(self.handle);
         }
-        self.shared.read(py, |pager| pager.running(self.handle, "add").map(|_| ()))?;
+        self.shared.read(py, |pager| pager.running(self.handle, call).map(|_| ()))?;
         Err(PyValueError::new_err(format!("sequence {} belongs to another pager", self.handle.serial)))
     }
 }
@@ -111,7 +113,8 @@ impl PySequence {
         self.handle.serial
     }
 
-    /// "running", "preempted" or "released".
+    /// "running", "preempted" or "released"; with host blocks also "fetching" (see `fetch`), "swapping_out", "swapped" or
+    /// "swapping_in".
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
         self.shared.read(py, |pager| {
@@ -181,15 +184,28 @@ impl PySequence {
 
     /// The block table: int32, physical block of each logical block: one for each `block_size` tokens. (The token that
     /// a step's commit added last gets its block from the next step; `Batch.reserve` gives blocks ahead.) A copy.
+    /// StaleHandle while the sequence holds no blocks of the device: preempted, or swapped.
     #[getter]
     fn block_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i32>>> {
         let ids = self.read(py, |pager| {
-            let table = &pager.running(self.handle, "block_ids")?.table;
+            let table = &pager.on_device(self.handle, "block_ids")?.table;
             let mut ids = with_capacity(table.len())?;
             ids.extend(table.iter().copied().map(BlockId::cast_signed));
             Ok(ids)
         })?;
         Ok(PyArray1::from_vec(py, ids))
+    }
+
+    /// The plan that a sequence in state "fetching" waits for, to be copied by whoever comes first: others may wait for the
+    /// same one. None in every other state. A new object at each call, equal to the others.
+    #[getter]
+    fn fetch<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let told = self.shared.read(py, |pager| {
+            let sequence = pager.sequence(self.handle, "fetch")?;
+            let plan = sequence.plan.filter(|_| sequence.state == State::Fetching);
+            plan.and_then(|plan| pager.find_plan(plan).transpose()).transpose()?.map(Told::of).transpose()
+        })?;
+        told.map(|told| told.build(py)).transpose()
     }
 
     /// The tokens: int32 [len], -1 where a step has planned a position whose token is not known yet. A copy.
@@ -302,9 +318,9 @@ impl PySequence {
         self.shared.change(py, |pager| pager.preempt(self.handle))
     }
 
-    /// Admit a preempted sequence again, all or nothing; returns the sequence. What was committed and is not cached
+    /// Admit a preempted or swapped sequence again, all or nothing; returns the sequence. What was committed and is not cached
     /// any more is to be computed again (from `num_cached` on), and is counted. Raises OutOfBlocks, and StaleHandle
-    /// unless it is preempted.
+    /// unless it is preempted or swapped.
     fn resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         slf.shared.change(py, |pager| pager.resume(slf.handle))?;
         Ok(slf.into())
@@ -314,6 +330,82 @@ impl PySequence {
     fn try_resume(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Option<Py<Self>>> {
         let resumed = slf.shared.change(py, |pager| none_if_full(pager.resume(slf.handle)))?;
         Ok(resumed.map(|()| slf.into()))
+    }
+
+    /// Plan to move the sequence to the host, where its KV needs no device block and is not lost: instead of `preempt`,
+    /// where copying it back is cheaper than computing it again. Full blocks that the host has already are not copied.
+    ///
+    /// Returns
+    /// -------
+    /// Plan
+    ///     What to copy, from the device to the host; it may be empty, and is to be started and completed even then. Until it
+    ///     ends the sequence is "swapping_out": it holds its blocks and has left its batch. Then it is "swapped", or runs again
+    ///     if the plan failed.
+    ///
+    /// Raises
+    /// ------
+    /// StaleHandle
+    ///     It does not run.
+    /// StepError
+    ///     An open step names it.
+    /// TransferError
+    ///     There are no host blocks, or copies are queued: `take_copies` comes first.
+    /// OutOfBlocks
+    ///     The host (`tier="host"`) has no room. Nothing was changed.
+    ///
+    /// Cost: the length of the sequence. If memory runs out (or Ctrl-C comes) when the plan is made already, it is among
+    /// `Pager.plans()`.
+    fn swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let made = self.shared.change(py, |pager| {
+            let id = pager.swap_out(self.handle)?;
+            Ok(Made::of(pager, id))
+        })?;
+        made.build(py)
+    }
+
+    /// As `swap_out`, but None where that raises OutOfBlocks. Compare with `is None`: an empty plan is false.
+    fn try_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let made = self.shared.change(py, |pager| {
+            let id = none_if_full(pager.swap_out(self.handle))?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
+    /// Plan to bring a swapped sequence back, all or nothing: call it when there is room on the device again. (`resume`
+    /// brings it back without a copy: what is not cached any more is computed again.)
+    ///
+    /// Returns
+    /// -------
+    /// Plan
+    ///     What to copy, from the host to the device; it may be empty, and is to be started and completed even then. Until it
+    ///     ends the sequence is "swapping_in" and holds blocks of both tiers. Then it runs, at the positions that it had when
+    ///     it left, or is "swapped" again if the plan failed.
+    ///
+    /// Raises
+    /// ------
+    /// StaleHandle
+    ///     It is not swapped.
+    /// NeverFits, OutOfBlocks
+    ///     As `Pager.admit`; blocks that kernels of open steps may still use (`num_fenced_blocks`) do not count for what is
+    ///     copied.
+    ///
+    /// Cost, and what if memory runs out: as `swap_out`.
+    fn swap_in<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let made = self.shared.change(py, |pager| {
+            let id = pager.swap_in(self.handle)?;
+            Ok(Made::of(pager, id))
+        })?;
+        made.build(py)
+    }
+
+    /// As `swap_in`, but None where that raises OutOfBlocks. Compare with `is None`: an empty plan is false.
+    fn try_swap_in<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let made = self.shared.change(py, |pager| {
+            let id = none_if_full(pager.swap_in(self.handle))?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
     }
 
     /// End the sequence. Committed full blocks stay cached, the others are free. Idempotent: a second release does

@@ -85,6 +85,28 @@ impl Blocks {
         }
     }
 
+    /// The same, passing over blocks that `may_take` refuses: they stay where they are.
+    pub fn pop_where(&mut self, count: usize, may_take: impl Fn(BlockId) -> bool, out: &mut Vec<BlockId>) {
+        let wanted = out.len() + count;
+        let mut at = self.stack.len();
+        while at > 0 && out.len() < wanted {
+            at -= 1;
+            if may_take(self.stack[at]) {
+                let block = self.stack.remove(at);
+                self.states[block as usize] = 1;
+                out.push(block);
+            }
+        }
+        // What was never handed out was never let go of, either.
+        let rest = (wanted - out.len()).min(self.states.len() - self.fresh);
+        let fresh = self.fresh as BlockId..(self.fresh + rest) as BlockId;
+        self.fresh += rest;
+        for block in fresh {
+            self.states[block as usize] = 1;
+            out.push(block);
+        }
+    }
+
     /// Puts a block on top of the stack.
     pub fn push(&mut self, block: BlockId) {
         debug_assert!(self.state(block) != State::Free, "I2: block {block} is freed twice");

@@ -38,6 +38,8 @@ impl PolicyKind {
 pub const POLICIES: &str = "\"lru\" or \"slru\"";
 /// The limits of `num_blocks`, in words.
 pub const NUM_BLOCKS_LIMITS: &str = "1 to 2147483647";
+/// The limits of `num_host_blocks`, in words.
+pub const NUM_HOST_BLOCKS_LIMITS: &str = "0 to 2147483647";
 /// The limits of `block_size`, in words.
 pub const BLOCK_SIZE_LIMITS: &str = "1 to 1024";
 /// The limits of `watermark`, in words.
@@ -68,6 +70,8 @@ pub struct Config {
     pub null_block: bool,
     /// Index committed blocks at all?
     pub prefix_cache: bool,
+    /// Blocks of the host tier, below 2^31; 0 for none.
+    pub num_host_blocks: usize,
 }
 
 impl Config {
@@ -92,6 +96,9 @@ impl Config {
                 "num_blocks * block_size is {}; it must stay below {POOL_TOKENS_END}",
                 self.num_blocks as u64 * self.block_size as u64
             ));
+        }
+        if self.num_host_blocks >= 1 << 31 {
+            return fail(format!("num_host_blocks is {}; it must be {NUM_HOST_BLOCKS_LIMITS}", self.num_host_blocks));
         }
         if !(0.0..=1.0).contains(&self.watermark) {
             return fail(format!("watermark is {}; it must be {WATERMARK_LIMITS}", self.watermark));
@@ -139,6 +146,7 @@ mod tests {
             seed: 0,
             null_block: false,
             prefix_cache: true,
+            num_host_blocks: 0,
         }
     }
 

@@ -34,6 +34,12 @@ impl Copies {
         !self.targets.is_empty()
     }
 
+    /// Is this block the target of a copy that may not have been carried out yet?
+    #[must_use]
+    pub fn is_target(&self, block: BlockId) -> bool {
+        self.targets.contains_key(&block)
+    }
+
     /// Queued copies.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -8,12 +8,15 @@ use std::fmt::{self, Write};
 
 use crate::batch::Batch;
 use crate::error::Result;
+use crate::evict::Eviction;
+use crate::host::Host;
 use crate::ids::{BlockId, NodeId, Token};
-use crate::index::Node;
+use crate::index::{Index, Node};
 use crate::memory::{self, Text, with_capacity, zeroed};
 use crate::namespace::{self, Namespace};
 use crate::pager::Pager;
 use crate::sequence::{Sequence, State};
+use crate::transfers::Work;
 
 /// Levels of the tree that are indented; a bit each is kept of who is the last of its siblings there.
 const LEVELS_DRAWN: u32 = 32;
@@ -25,49 +28,146 @@ const TOKENS_SHOWN: usize = 4;
 /// # Errors
 /// `Memory` if the allocator refuses.
 pub fn dump(pager: &Pager, full: bool) -> Result<String> {
-    let mut drawing = Drawing { pager, holders: holders(pager)?, text: Text::default() };
-    drawing.head()?;
-    drawing.trees()?;
+    let mut text = Text::default();
+    head(&mut text, pager)?;
+    let block_size = pager.config().block_size;
+    let (index, evict) = (&pager.index, &pager.evict);
+    Forest { index, evict, block_size, holders: holders(pager)?, name: "namespace", text: &mut text }.draw()?;
+    if let Some(host) = &pager.host {
+        let (index, evict, holders) = (&host.index, &host.evict, host_holders(pager, host)?);
+        Forest { index, evict, block_size, holders, name: "host namespace", text: &mut text }.draw()?;
+    }
     if full {
+        let mut drawing = Drawing { pager, text };
         drawing.pool()?;
         drawing.sequences()?;
         drawing.batches()?;
+        drawing.plans()?;
         drawing.counters()?;
+        text = drawing.text;
     }
-    Ok(drawing.text.0)
+    Ok(text.0)
 }
 
-/// How many sequences and queued copies hold each node, each once: by the node's index.
-fn holders(pager: &Pager) -> Result<Vec<u32>> {
-    let slots = pager.index.num_node_slots();
-    let (mut holders, mut last_seen_by) = (zeroed(slots)?, zeroed(slots)?);
-    let mut holder = 0;
-    let mut count = |ends: &mut dyn Iterator<Item = NodeId>| {
-        holder += 1;
+/// Counts holders of nodes, each once for whatever it holds.
+struct Holders {
+    /// By the node's index.
+    counts: Vec<u32>,
+    last_seen_by: Vec<u32>,
+    holder: u32,
+}
+
+impl Holders {
+    fn new(index: &Index) -> Result<Self> {
+        let slots = index.num_node_slots();
+        Ok(Self { counts: zeroed(slots)?, last_seen_by: zeroed(slots)?, holder: 0 })
+    }
+
+    /// One holder of what ends at these nodes.
+    fn count(&mut self, index: &Index, ends: impl Iterator<Item = NodeId>) {
+        self.holder += 1;
         for end in ends {
             let mut node = end;
-            while !node.is_root() && last_seen_by[node.index()] != holder {
-                last_seen_by[node.index()] = holder;
-                holders[node.index()] += 1;
-                node = pager.index[node].parent;
+            while !node.is_root() && self.last_seen_by[node.index()] != self.holder {
+                self.last_seen_by[node.index()] = self.holder;
+                self.counts[node.index()] += 1;
+                node = index[node].parent;
             }
         }
-    };
-    for sequence in pager.sequences.iter() {
+    }
+}
+
+/// How many sequences, queued copies and chains of plans hold each node of the device.
+fn holders(pager: &Pager) -> Result<Vec<u32>> {
+    let index = &pager.index;
+    let mut holders = Holders::new(index)?;
+    for sequence in pager.sequences.iter().chain(pager.released_while_leaving()) {
         let extra = sequence.table.iter().filter_map(|block| pager.extra_holds.get(block)).map(|extra| extra.node);
-        count(&mut std::iter::once(sequence.end).chain(extra));
+        holders.count(index, std::iter::once(device_path(sequence).0).chain(extra));
     }
     let lent = pager.batches.iter().flat_map(Batch::lent_copies).map(|copy| copy.source);
     for source in pager.copies.iter().map(|(source, _)| source).chain(lent) {
-        count(&mut pager.extra_holds.get(&source).map(|extra| extra.node).into_iter());
+        holders.count(index, pager.extra_holds.get(&source).map(|extra| extra.node).into_iter());
     }
-    Ok(holders)
+    for plan in pager.plans.iter() {
+        if let Work::Offload { chains } = &plan.work {
+            for chain in chains {
+                holders.count(index, std::iter::once(chain.end));
+            }
+        }
+    }
+    Ok(holders.counts)
 }
 
-struct Drawing<'a> {
-    pager: &'a Pager,
+/// The same for the host: swapped sequences, fetches, and chains, which hold the block above them.
+fn host_holders(pager: &Pager, host: &Host) -> Result<Vec<u32>> {
+    let index = &host.index;
+    let mut holders = Holders::new(index)?;
+    for away in pager.aways() {
+        holders.count(index, away.end.into_iter());
+    }
+    for plan in pager.plans.iter() {
+        match &plan.work {
+            Work::Offload { chains } => {
+                for chain in chains {
+                    holders.count(index, chain.above.into_iter());
+                }
+            }
+            Work::Fetch { source, .. } => holders.count(index, source.iter().copied()),
+            _ => {}
+        }
+    }
+    Ok(holders.counts)
+}
+
+/// The end of what a sequence holds of the device's index, and how many blocks that are.
+fn device_path(sequence: &Sequence) -> (NodeId, usize) {
+    let back = sequence.away.as_ref().and_then(|away| away.back);
+    back.unwrap_or((sequence.end, sequence.path_blocks))
+}
+
+fn head(text: &mut Text, pager: &Pager) -> Result<()> {
+    let stats = pager.stats();
+    write!(
+        text,
+        "pool: {} blocks of {} tokens: {} free, {} cached, {} active, {} reserved",
+        stats.total_blocks,
+        pager.config().block_size,
+        stats.free_blocks,
+        stats.cached_blocks,
+        stats.active_blocks,
+        stats.reserved_blocks
+    )?;
+    write_moving(text, stats.writing_blocks, stats.quarantined_blocks)?;
+    if pager.host.is_some() {
+        let host = stats.host;
+        write!(
+            text,
+            "host: {} blocks: {} free, {} cached, {} active",
+            host.total_blocks, host.free_blocks, host.cached_blocks, host.active_blocks
+        )?;
+        write_moving(text, host.writing_blocks, host.quarantined_blocks)?;
+    }
+    Ok(())
+}
+
+fn write_moving(text: &mut Text, writing: usize, quarantined: usize) -> fmt::Result {
+    for (count, state) in [(writing, "writing"), (quarantined, "quarantined")] {
+        if count > 0 {
+            write!(text, ", {count} {state}")?;
+        }
+    }
+    text.write_str("\n")
+}
+
+/// The trees of one tier.
+struct Forest<'a> {
+    index: &'a Index,
+    evict: &'a Eviction,
+    block_size: usize,
     holders: Vec<u32>,
-    text: Text,
+    name: &'static str,
+    text: &'a mut Text,
 }
 
 /// A segment that is to be drawn: its first node, its level, whether it is the last of its siblings, and for each
@@ -79,33 +179,17 @@ struct Branch {
     ended: u32,
 }
 
-impl<'a> Drawing<'a> {
-    fn head(&mut self) -> fmt::Result {
-        let stats = self.pager.stats();
-        writeln!(
-            self.text,
-            "pool: {} blocks of {} tokens: {} free, {} cached, {} active, {} reserved",
-            stats.total_blocks,
-            self.pager.config().block_size,
-            stats.free_blocks,
-            stats.cached_blocks,
-            stats.active_blocks,
-            stats.reserved_blocks
-        )
-    }
-
-    // ---- the tree --------------------------------------------------------------------------------------------------
-
-    fn trees(&mut self) -> Result<()> {
-        let index = &self.pager.index;
+impl Forest<'_> {
+    fn draw(&mut self) -> Result<()> {
+        let index = self.index;
         let mut roots = Vec::new();
         for (id, root) in index.roots().filter(|(id, root)| index.is_live(*id) && !root.first_child.is_none()) {
             memory::push(&mut roots, (id, root))?;
         }
         roots.sort_unstable_by(|(_, a), (_, b)| a.name.cmp(&b.name));
         for (id, root) in roots {
-            self.text.write_str("namespace ")?;
-            write_namespace(&mut self.text, &root.name)?;
+            write!(self.text, "{} ", self.name)?;
+            write_namespace(self.text, &root.name)?;
             self.text.write_str("\n")?;
             self.tree(id)?;
         }
@@ -135,44 +219,44 @@ impl<'a> Drawing<'a> {
 
     /// Puts the children of a node on the stack, the oldest on top.
     fn open_children(&self, parent: NodeId, level: u32, ended: u32, open: &mut Vec<Branch>) -> Result<()> {
-        let mut next = self.pager.index.last_child(parent);
+        let mut next = self.index.last_child(parent);
         let mut is_last = true;
         while let Some(first) = next.some() {
             memory::push(open, Branch { first, level, is_last, ended })?;
             is_last = false;
-            next = self.pager.index[first].older;
+            next = self.index[first].older;
         }
         Ok(())
     }
 
     /// What all blocks of a segment have in common.
     fn traits(&self, node: NodeId) -> (u32, u32, bool, Option<u64>) {
-        let slot = self.pager.evict.slot(node);
+        let slot = self.evict.slot(node);
         let holders = self.holders[node.index()];
-        (holders, slot.hits(), slot.is_marked(), (holders == 0).then_some(slot.idle_since()))
+        (holders, slot.hits(), slot.is_marked(), slot.is_queued().then_some(slot.idle_since()))
     }
 
     /// The node that goes on with a node's segment.
     fn next_in_segment(&self, id: NodeId) -> Option<NodeId> {
-        let Node { first_child, last_child, .. } = self.pager.index[id];
+        let Node { first_child, last_child, .. } = self.index[id];
         let child = first_child.some()?;
         (child == last_child && self.traits(child) == self.traits(id)).then_some(child)
     }
 
     /// Draws the segment that starts with a node; answers its last node.
     fn segment(&mut self, first: NodeId) -> Result<NodeId> {
-        let (pager, block_size) = (self.pager, self.pager.config().block_size);
-        let (mut end, mut len) = (first, pager.index[first].run.len());
+        let (index, block_size) = (self.index, self.block_size);
+        let (mut end, mut len) = (first, index[first].run.len());
         while let Some(child) = self.next_in_segment(end) {
             end = child;
-            len += pager.index[child].run.len();
+            len += index[child].run.len();
         }
         write!(self.text, "{len} {} ", if len == 1 { "block" } else { "blocks" })?;
         // Up to its end a segment is nothing but first children.
-        let nodes = std::iter::successors(Some(first), |&id| (id != end).then(|| pager.index[id].first_child));
-        write_ranges(&mut self.text, nodes.flat_map(|id| pager.index[id].run.blocks(block_size).iter().copied()))?;
+        let nodes = std::iter::successors(Some(first), |&id| (id != end).then(|| index[id].first_child));
+        write_ranges(self.text, nodes.flat_map(|id| index[id].run.blocks(block_size).iter().copied()))?;
         self.text.write_str(": tokens ")?;
-        write_first_tokens(&mut self.text, &pager.index[first].run.tokens(block_size)[..block_size])?;
+        write_first_tokens(self.text, &index[first].run.tokens(block_size)[..block_size])?;
         let (holders, hits, is_marked, idle_since) = self.traits(first);
         write!(self.text, "; holders {holders}; hits {hits}")?;
         if is_marked {
@@ -184,21 +268,74 @@ impl<'a> Drawing<'a> {
         self.text.write_str("\n")?;
         Ok(end)
     }
+}
 
-    // ---- the rest --------------------------------------------------------------------------------------------------
+struct Drawing<'a> {
+    pager: &'a Pager,
+    text: Text,
+}
 
-    fn pool(&mut self) -> fmt::Result {
+impl<'a> Drawing<'a> {
+    fn pool(&mut self) -> Result<()> {
         let pager = self.pager;
         let block_size = pager.config().block_size;
         let deepest_first = |node: NodeId| pager.index[node].run.blocks(block_size).iter().rev().copied();
         let stale = pager.evict.iter(pager.evict.stale()).flat_map(deepest_first);
         self.text.write_str("free: ")?;
         write_ranges(&mut self.text, pager.blocks.iter_free().chain(stale))?;
+        if let Some(host) = &pager.host {
+            let deepest_first = |node: NodeId| host.index[node].run.blocks(block_size).iter().rev().copied();
+            let stale = host.evict.iter(host.evict.stale()).flat_map(deepest_first);
+            self.text.write_str("\nhost free: ")?;
+            write_ranges(&mut self.text, host.blocks.iter_free().chain(stale))?;
+        }
         for (name, queue) in pager.evict.iter_queues() {
             write!(self.text, "\nqueue {name}: ")?;
             write_ranges(&mut self.text, pager.evict.iter(queue).flat_map(deepest_first))?;
         }
-        self.text.write_str("\n")
+        if let Some(host) = &pager.host {
+            let deepest_first = |node: NodeId| host.index[node].run.blocks(block_size).iter().rev().copied();
+            for (name, queue) in host.evict.iter_queues() {
+                write!(self.text, "\nhost queue {name}: ")?;
+                write_ranges(&mut self.text, host.evict.iter(queue).flat_map(deepest_first))?;
+            }
+            self.text.write_str("\nfenced: ")?;
+            let fenced = self.fenced()?;
+            write_ranges(&mut self.text, fenced.into_iter())?;
+        }
+        Ok(self.text.write_str("\n")?)
+    }
+
+    /// Fenced blocks, free and cached, ascending.
+    fn fenced(&self) -> Result<Vec<BlockId>> {
+        let pager = self.pager;
+        let mut fenced = Vec::new();
+        for block in pager.fences.blocks() {
+            memory::push(&mut fenced, block)?;
+        }
+        for node in pager.fences.nodes().filter(|&node| !pager.evict.slot(node).is_in_transit()) {
+            for &block in pager.index[node].run.blocks(pager.config().block_size) {
+                memory::push(&mut fenced, block)?;
+            }
+        }
+        fenced.sort_unstable();
+        Ok(fenced)
+    }
+
+    fn plans(&mut self) -> Result<()> {
+        for plan in self.pager.plans.in_order()? {
+            write!(self.text, "plan {}.{}: {}; ", plan.id.number, plan.id.generation, plan.work.name())?;
+            self.text.write_str(plan.state.name())?;
+            if let Some(tick) = plan.state.tick() {
+                write!(self.text, " at {tick}")?;
+            }
+            self.text.write_str(";")?;
+            for (source, target) in plan.sources.iter().zip(&plan.targets) {
+                write!(self.text, " {source}->{target}")?;
+            }
+            self.text.write_str(if plan.sources.is_empty() { " -\n" } else { "\n" })?;
+        }
+        Ok(())
     }
 
     fn sequences(&mut self) -> Result<()> {
@@ -248,9 +385,9 @@ impl<'a> Drawing<'a> {
             pager.num_planned(sequence),
             sequence.len
         )?;
-        if sequence.state == State::Running {
+        if sequence.state.is_on_device() {
             let mut path: Vec<&[BlockId]> = Vec::new();
-            let mut node = sequence.end;
+            let mut node = device_path(sequence).0;
             while !node.is_root() {
                 memory::push(&mut path, pager.index[node].run.blocks(pager.config().block_size))?;
                 node = pager.index[node].parent;
@@ -264,6 +401,18 @@ impl<'a> Drawing<'a> {
             write!(self.text, "; publishes {publishes}; pinned {}", yes_no(sequence.pinned))?;
             if sequence.announced.is_some() {
                 self.text.write_str("; computing")?;
+            }
+        }
+        if let (Some(away), Some(host)) = (&sequence.away, &pager.host) {
+            let mut path = with_capacity(away.path_blocks)?;
+            if let Some(end) = away.end {
+                host.index.push_path_blocks(end, away.path_blocks, 0, &mut path);
+            }
+            self.text.write_str("; host path ")?;
+            write_ranges(&mut self.text, path.into_iter())?;
+            if sequence.state != State::SwappingOut {
+                self.text.write_str("; host own ")?;
+                write_ranges(&mut self.text, away.own.iter().copied())?;
             }
         }
         Ok(self.text.write_str("\n")?)
@@ -281,6 +430,18 @@ impl<'a> Drawing<'a> {
         self.text.write_str("stats:")?;
         for (name, value) in pager.counters.named() {
             write!(self.text, " {name}={value}")?;
+        }
+        if let Some(host) = &pager.host {
+            let counters = &pager.counters;
+            write!(
+                self.text,
+                "\ntransfers: host_evicted_blocks={} offloaded_blocks={} fetched_blocks={} swap_outs={} swap_ins={}",
+                host.num_evicted,
+                counters.offloaded_blocks,
+                counters.fetched_blocks,
+                counters.swap_outs,
+                counters.swap_ins
+            )?;
         }
         self.text.write_str("\n")
     }

@@ -4,6 +4,7 @@ use std::collections::TryReserveError;
 use std::fmt;
 
 use crate::ids::Token;
+use crate::transfers::Tier;
 
 /// The result of a call on the core.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -25,6 +26,8 @@ pub enum Error {
         rows: Box<[u32]>,
         /// Of those needed, the watermark's reserve, if that refused; else 0.
         reserve: usize,
+        /// Where they are missing.
+        tier: Tier,
     },
     /// The request is larger than the pool: waiting will not help.
     NeverFits {
@@ -44,6 +47,8 @@ pub enum Error {
     },
     /// A step, or a sequence that an open step names, was used out of order.
     Step(String),
+    /// A plan, or a call that makes one, was used out of order.
+    Transfer(String),
     /// A token outside 0 to 2^31-1.
     Token {
         /// Its position in the argument.
@@ -64,8 +69,12 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OutOfBlocks { needed, free, evictable, total, .. } => {
-                write!(f, "needed {needed} blocks; {free} free and {evictable} evictable of {total}")
+            Self::OutOfBlocks { needed, free, evictable, total, tier, .. } => {
+                write!(
+                    f,
+                    "needed {needed} blocks of the {}; {free} free and {evictable} evictable of {total}",
+                    tier.name()
+                )
             }
             Self::NeverFits { needed, usable } => {
                 write!(f, "needs {needed} blocks; the pool has {usable}")
@@ -75,7 +84,9 @@ impl fmt::Display for Error {
                 write!(f, "token {value} at position {position} is outside 0 to 2147483647")
             }
             Self::EmptyPrompt => f.write_str("an empty prompt"),
-            Self::Config(message) | Self::Value(message) | Self::Step(message) => f.write_str(message),
+            Self::Config(message) | Self::Value(message) | Self::Step(message) | Self::Transfer(message) => {
+                f.write_str(message)
+            }
             Self::Memory => f.write_str("the machine has no memory left"),
         }
     }

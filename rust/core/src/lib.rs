@@ -5,7 +5,7 @@
 //! 1. [`ids`], [`config`], [`error`], [`memory`]
 //! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`], [`namespace`]: structures that know nothing of pools
 //! 3. [`blocks`] (state of blocks), [`index`] (prefix tree), [`evict`] (policies): none knows the others
-//! 4. [`copies`], [`stats`], [`batch`], [`sequence`]
+//! 4. [`copies`], [`stats`], [`batch`], [`host`] (the second tier), [`transfers`] (plans), [`fences`], [`sequence`]
 //! 5. [`pager`]: the only meeting point
 //! 6. [`check`] (recounts everything), [`dump`] (draws it), [`replay`] (drives it with a trace)
 //!
@@ -26,7 +26,9 @@ pub mod copies;
 pub mod dump;
 pub mod error;
 pub mod evict;
+pub mod fences;
 pub mod hash;
+pub mod host;
 pub mod ids;
 pub mod index;
 pub mod list;
@@ -39,6 +41,7 @@ pub mod sequence;
 pub mod slab;
 pub mod stats;
 pub mod tail;
+pub mod transfers;
 
 pub use config::{Config, PolicyKind};
 pub use error::{Error, Result};

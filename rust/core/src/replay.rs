@@ -118,6 +118,7 @@ impl Replay {
     pub fn new(trace: Trace, num_blocks: usize, policy: PolicyKind) -> Result<Self> {
         trace.validate()?;
         let config = Config {
+            num_host_blocks: 0,
             num_blocks,
             block_size: 1,
             policy,

@@ -1,8 +1,10 @@
 //! What the pager keeps of a sequence.
 
 use crate::batch::Seat;
+use crate::host::Away;
 use crate::ids::{BlockId, NodeId};
 use crate::tail::Tail;
+use crate::transfers::PlanId;
 
 /// May it be stepped?
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,6 +13,14 @@ pub enum State {
     Running,
     /// It holds its tokens only.
     Preempted,
+    /// It holds blocks, and a plan fills some of them.
+    Fetching,
+    /// It holds blocks, and a plan copies them to the host.
+    SwappingOut,
+    /// It holds blocks of the host.
+    Swapped,
+    /// It holds blocks of both tiers, and a plan brings it back.
+    SwappingIn,
 }
 
 impl State {
@@ -20,7 +30,17 @@ impl State {
         match self {
             Self::Running => "running",
             Self::Preempted => "preempted",
+            Self::Fetching => "fetching",
+            Self::SwappingOut => "swapping_out",
+            Self::Swapped => "swapped",
+            Self::SwappingIn => "swapping_in",
         }
+    }
+
+    /// Does it hold blocks of the device?
+    #[must_use]
+    pub const fn is_on_device(self) -> bool {
+        !matches!(self, Self::Preempted | Self::Swapped)
     }
 }
 
@@ -67,6 +87,10 @@ pub struct Sequence {
     pub num_committed: usize,
     /// `num_committed` when it was preempted.
     pub lost_tokens: usize,
+    /// The plan that it waits for.
+    pub plan: Option<PlanId>,
+    /// What it has on the host.
+    pub away: Option<Box<Away>>,
 }
 
 impl Sequence {

@@ -29,6 +29,16 @@ pub struct Counters {
     pub refused_calls: u64,
     /// Releases of released handles.
     pub noop_calls: u64,
+    /// Host blocks that offloads brought into the host's index.
+    pub offloaded_blocks: u64,
+    /// Blocks that came back from the host for admissions.
+    pub fetched_blocks: u64,
+    /// Sequences swapped out.
+    pub swap_outs: u64,
+    /// Sequences swapped in.
+    pub swap_ins: u64,
+    /// Reports of plans that had ended.
+    pub late_reports: u64,
 }
 
 impl Counters {
@@ -51,6 +61,25 @@ impl Counters {
     }
 }
 
+/// The host tier at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct HostStats {
+    /// Blocks of the tier.
+    pub total_blocks: usize,
+    /// Blocks without content.
+    pub free_blocks: usize,
+    /// Blocks without holder, still indexed.
+    pub cached_blocks: usize,
+    /// Blocks with a holder.
+    pub active_blocks: usize,
+    /// Blocks that plans fill.
+    pub writing_blocks: usize,
+    /// Blocks that abandoned plans may still fill.
+    pub quarantined_blocks: usize,
+    /// Blocks evicted since construction.
+    pub evicted_blocks: u64,
+}
+
 /// A pager's numbers at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
@@ -66,10 +95,18 @@ pub struct Stats {
     pub reserved_blocks: usize,
     /// Blocks that eviction could free.
     pub evictable_blocks: usize,
+    /// Blocks that plans fill.
+    pub writing_blocks: usize,
+    /// Blocks that abandoned plans may still fill.
+    pub quarantined_blocks: usize,
+    /// The host's blocks, in the same states.
+    pub host: HostStats,
     /// Sequences that hold blocks.
     pub running_sequences: usize,
     /// Sequences that wait for resume.
     pub preempted_sequences: usize,
+    /// Sequences on the host.
+    pub swapped_sequences: usize,
     /// What has been counted.
     pub counters: Counters,
 }

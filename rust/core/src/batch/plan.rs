@@ -67,6 +67,8 @@ pub struct Plan {
     pub num_tokens: usize,
     /// What was handed out before it, and it: its place in the order of launches.
     pub launch: u64,
+    /// Its number among the pager's fences.
+    pub fence: u64,
     /// Have rows moved or been removed since?
     pub is_moved: bool,
 }
@@ -82,6 +84,7 @@ impl Plan {
             updates: Vec::new(),
             num_tokens: 0,
             launch: 0,
+            fence: 0,
             is_moved: false,
         }
     }

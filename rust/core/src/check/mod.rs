@@ -4,6 +4,7 @@
 mod batches;
 mod pool;
 mod sequences;
+mod transfers;
 mod tree;
 
 #[cfg(test)]
@@ -27,9 +28,11 @@ pub fn check(pager: &Pager) -> Result<Vec<String>> {
         checker.check_sequences()?;
         checker.check_batches();
         checker.check_copies()?;
+        checker.check_plans()?;
         checker.check_holds()?;
         checker.check_queues()?;
         checker.check_conservation()?;
+        checker.check_host()?;
     }
     Ok(checker.violations)
 }

@@ -11,12 +11,14 @@ impl Checker<'_> {
         let pager = self.pager;
         // By the node's index, counted from 1; 0 is in no queue.
         let mut place = zeroed(pager.index.num_node_slots())?;
-        let mut nth = 0;
+        let (mut nth, mut in_transit) = (0, 0);
         for (name, queue) in pager.evict.iter_queues() {
             let mut blocks = 0;
             for id in pager.evict.iter(queue) {
                 nth += 1;
                 let is_idle = pager.index[id].in_use() && pager.index.is_live(id) && !pager.index[id].is_held();
+                let slot = pager.evict.slot(id);
+                in_transit += if slot.is_in_transit() { pager.index[id].run.len() } else { 0 };
                 self.expect(is_idle, || format!("I2: {id:?} waits in queue {name} but is not idle"));
                 let before = std::mem::replace(&mut place[id.index()], nth);
                 self.expect(before == 0, || format!("I2: {id:?} waits twice"));
@@ -26,6 +28,11 @@ impl Checker<'_> {
                 format!("I1: queue {name} counts {} blocks and has {blocks}", queue.blocks())
             });
         }
+        let queued: usize = pager.evict.iter_queues().map(|(_, queue)| queue.blocks()).sum();
+        let evictable = pager.evict.evictable();
+        self.expect(evictable + in_transit == queued, || {
+            format!("I9: {evictable} blocks are evictable, of {queued} that are idle, {in_transit} of these in transit")
+        });
         for (id, node) in pager.index.nodes() {
             if !pager.index.is_live(id) || node.is_held() {
                 continue;
@@ -44,6 +51,7 @@ impl Checker<'_> {
     pub(super) fn check_conservation(&mut self) -> Result<()> {
         let pager = self.pager;
         let block_size = pager.config().block_size;
+        let stats = pager.stats();
         // How often each block has been found.
         let mut seen: Vec<u8> = zeroed(pager.config().num_blocks)?;
         let mut note = |block: BlockId| seen[block as usize] = seen[block as usize].saturating_add(1);
@@ -58,7 +66,7 @@ impl Checker<'_> {
         }
         for (id, node) in pager.index.nodes() {
             node.run.blocks(block_size).iter().copied().for_each(&mut note);
-            if node.is_held() {
+            if node.is_held() || pager.evict.slot(id).is_in_transit() {
                 active += node.run.len();
             } else if pager.index.is_live(id) {
                 cached += node.run.len();
@@ -68,6 +76,8 @@ impl Checker<'_> {
             active += 1;
             note(blocks[0]);
         }
+        let moving = stats.writing_blocks + stats.quarantined_blocks;
+        active -= moving.min(active);
         for (block, _) in seen.iter().enumerate().filter(|&(_, &times)| times > 1) {
             self.violations.push(format!("I2: block {block} is in two places"));
         }
@@ -79,11 +89,10 @@ impl Checker<'_> {
             self.expect(wrong == 0, || format!("I2: {wrong} blocks of {id:?} do not know that they are indexed"));
         }
 
-        let stats = pager.stats();
         let counted = (stats.free_blocks, stats.cached_blocks, stats.active_blocks);
         let found = (free + stale, cached, active);
         self.expect(counted == found, || format!("I1: free, cached and active count {counted:?} and are {found:?}"));
-        let total = free + stale + cached + active + stats.reserved_blocks;
+        let total = free + stale + cached + active + moving + stats.reserved_blocks;
         self.expect(total == stats.total_blocks, || {
             format!("I1: {total} blocks are accounted for, of {}", stats.total_blocks)
         });

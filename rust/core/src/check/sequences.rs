@@ -13,29 +13,49 @@ use crate::sequence::{Sequence, State};
 impl Checker<'_> {
     pub(super) fn check_sequences(&mut self) -> Result<()> {
         let pager = self.pager;
-        let (mut running, mut pinned, mut preempted) = (0, 0, 0);
+        let (mut running, mut pinned, mut preempted, mut swapped) = (0, 0, 0, 0);
         for sequence in pager.sequences.iter() {
+            running += usize::from(sequence.state.is_on_device());
+            pinned += usize::from(sequence.state.is_on_device() && sequence.pinned);
             match sequence.state {
-                State::Running => {
-                    running += 1;
-                    pinned += usize::from(sequence.pinned);
-                    self.check_running(sequence)?;
-                }
-                State::Preempted => {
-                    preempted += 1;
+                State::Running | State::Fetching | State::SwappingOut => self.check_running(sequence)?,
+                State::SwappingIn => self.check_swapping_in(sequence)?,
+                State::Preempted | State::Swapped => {
+                    let is_preempted = sequence.state == State::Preempted;
+                    preempted += usize::from(is_preempted);
+                    swapped += usize::from(!is_preempted);
                     let is_bare =
                         sequence.table.is_empty() && sequence.path_blocks == 0 && sequence.end == sequence.root;
-                    self.expect(is_bare && sequence.num_committed == 0, || {
-                        format!("I2: preempted sequence {} holds blocks", sequence.serial)
+                    self.expect(is_bare && (sequence.num_committed == 0 || !is_preempted), || {
+                        format!("I2: {} sequence {} holds blocks", sequence.state.name(), sequence.serial)
                     });
                 }
             }
             self.check_positions(sequence);
         }
-        let counted = (pager.num_running, pager.num_running_pinned, pager.num_preempted);
-        self.expect(counted == (running, pinned, preempted), || {
-            format!("I1: sequences are counted {counted:?} and are {:?}", (running, pinned, preempted))
+        let counted = (pager.num_running, pager.num_running_pinned, pager.num_preempted, pager.num_swapped);
+        self.expect(counted == (running, pinned, preempted, swapped), || {
+            format!("I1: sequences are counted {counted:?} and are {:?}", (running, pinned, preempted, swapped))
         });
+        Ok(())
+    }
+
+    /// What a sequence holds on the device that comes back is not in its places yet.
+    fn check_swapping_in(&mut self, sequence: &Sequence) -> Result<()> {
+        let Some((end, blocks)) = sequence.away.as_ref().and_then(|away| away.back) else {
+            self.violations.push(format!("I2: sequence {} comes back from nowhere", sequence.serial));
+            return Ok(());
+        };
+        let depth = self.pager.index.depth(end);
+        self.expect(depth == blocks, || {
+            format!("I2: sequence {} comes back to {blocks} blocks, which are {depth}", sequence.serial)
+        });
+        if !end.is_root() {
+            self.pins[end.index()] += 1;
+        }
+        for &block in sequence.table.iter().skip(blocks) {
+            self.count_hold(block, format_args!("sequence {}", sequence.serial))?;
+        }
         Ok(())
     }
 
@@ -58,7 +78,7 @@ impl Checker<'_> {
         });
     }
 
-    fn check_running(&mut self, sequence: &Sequence) -> Result<()> {
+    pub(super) fn check_running(&mut self, sequence: &Sequence) -> Result<()> {
         let (pager, block_size) = (self.pager, self.pager.config().block_size);
         let serial = sequence.serial;
         let planned = pager.num_planned(sequence);
@@ -119,7 +139,7 @@ impl Checker<'_> {
     }
 
     /// Somebody holds a block that no path of his leads to.
-    fn count_hold(&mut self, block: BlockId, holder: fmt::Arguments<'_>) -> Result<()> {
+    pub(super) fn count_hold(&mut self, block: BlockId, holder: fmt::Arguments<'_>) -> Result<()> {
         match self.pager.blocks.state(block) {
             BlockState::Private(_) => memory::push(&mut self.private, block)?,
             BlockState::Indexed => memory::push(&mut self.extra, block)?,

@@ -39,6 +39,7 @@ fn config() -> Config {
         seed: 1,
         null_block: false,
         prefix_cache: true,
+        num_host_blocks: 0,
     }
 }
 

@@ -30,9 +30,9 @@ impl Checker<'_> {
         });
         self.expect(node.run.len() <= node.run.capacity(), || format!("I5: {id:?} has more blocks than room"));
         if !index.is_live(id) {
-            self.expect(node.is_held() || self.pager.evict.num_stale() > 0, || {
-                format!("I2: dead {id:?} is neither held nor stale")
-            });
+            let evict = &self.pager.evict;
+            let is_kept = node.is_held() || evict.slot(id).is_in_transit() || evict.num_stale() > 0;
+            self.expect(is_kept, || format!("I2: dead {id:?} is neither held nor stale"));
             return;
         }
         let parent = node.parent;
@@ -79,7 +79,13 @@ impl Checker<'_> {
             self.expect(children == root.children as usize, || {
                 format!("I2: namespace {id:?} counts {} children and has {children}", root.children)
             });
-            let sequences = self.pager.sequences.iter().filter(|sequence| sequence.root == id).count();
+            let sequences = self
+                .pager
+                .sequences
+                .iter()
+                .chain(self.pager.released_while_leaving())
+                .filter(|sequence| sequence.root == id)
+                .count();
             self.expect(sequences == root.pins as usize, || {
                 format!("I2: namespace {id:?} counts {} sequences and has {sequences}", root.pins)
             });

@@ -7,6 +7,9 @@
 //! - A policy sees what happens to nodes and to the sequences behind (`Context`), names the queue that an idle node
 //!   joins, and may demand that a queue's coldest blocks move on (`excess`). It never sees the pool, the tree or
 //!   tokens; nobody else knows which policy runs.
+//! - A node that a plan reads (*in transit*) keeps its place in its queue, and is passed over: the plan's hold says
+//!   nothing about who will want it. What is passed over lies at the cold end, so each queue remembers how far that
+//!   goes, and no eviction looks at it twice.
 //! - The *stale* queue holds what `reset` left behind: frames that count as free and are handed out last.
 
 mod lru;
@@ -57,11 +60,13 @@ pub struct Slot {
     hits: u32,
     queue: u8,
     marked: bool,
+    in_transit: bool,
 }
 
 impl Slot {
     const NO_QUEUE: u8 = u8::MAX;
-    const NEW: Self = Self { links: Links::NONE, idle_since: 0, hits: 0, queue: Self::NO_QUEUE, marked: false };
+    const NEW: Self =
+        Self { links: Links::NONE, idle_since: 0, hits: 0, queue: Self::NO_QUEUE, marked: false, in_transit: false };
 
     /// Admits that hit it since it was indexed.
     #[must_use]
@@ -81,6 +86,12 @@ impl Slot {
         self.marked
     }
 
+    /// Does a plan read it, or something below it?
+    #[must_use]
+    pub const fn is_in_transit(&self) -> bool {
+        self.in_transit
+    }
+
     /// Does it wait in a queue?
     #[must_use]
     pub const fn is_queued(&self) -> bool {
@@ -93,15 +104,28 @@ impl Slot {
 pub struct Queue {
     list: List,
     blocks: usize,
+    /// The warmest of the nodes at the cold end that eviction passes over.
+    passed: NodeId,
+    /// The warmest of the nodes at the cold end that have been offered to the host.
+    offered: NodeId,
 }
 
 impl Queue {
-    const EMPTY: Self = Self { list: List::EMPTY, blocks: 0 };
+    const EMPTY: Self = Self { list: List::EMPTY, blocks: 0, passed: NodeId::NONE, offered: NodeId::NONE };
 
-    /// Blocks of its nodes.
+    /// Blocks of its nodes, those in transit included.
     #[must_use]
     pub const fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// The node that one of its two marks is at leaves the queue: the mark moves to the next colder one.
+    fn unmark(&mut self, id: NodeId, colder: NodeId) {
+        for mark in [&mut self.passed, &mut self.offered] {
+            if *mark == id {
+                *mark = colder;
+            }
+        }
     }
 
     /// Its coldest node.
@@ -156,6 +180,8 @@ pub struct Eviction {
     slots: Slots,
     queues: Vec<Queue>,
     stale: Queue,
+    /// Blocks of queued nodes that are in transit.
+    in_transit: usize,
     policy: Box<dyn Policy>,
 }
 
@@ -179,7 +205,7 @@ impl Eviction {
             PolicyKind::Slru => Box::new(slru::Slru::new(num_blocks)),
         };
         let queues = vec![Queue::EMPTY; policy.queues().len()];
-        Ok(Self { slots: Slots(with_capacity(num_blocks)?), queues, stale: Queue::EMPTY, policy })
+        Ok(Self { slots: Slots(with_capacity(num_blocks)?), queues, stale: Queue::EMPTY, in_transit: 0, policy })
     }
 
     /// The policy, to be told of what happens to sequences.
@@ -196,7 +222,21 @@ impl Eviction {
     /// Blocks that can be evicted.
     #[must_use]
     pub fn evictable(&self) -> usize {
-        self.queues.iter().map(Queue::blocks).sum()
+        self.queues.iter().map(Queue::blocks).sum::<usize>() - self.in_transit
+    }
+
+    /// A plan reads the node, or something below it, or none does any more.
+    pub fn set_in_transit(&mut self, id: NodeId, blocks: usize, in_transit: bool) {
+        let slot = &mut self.slots.0[id.index()];
+        slot.in_transit = in_transit;
+        if slot.is_queued() {
+            if in_transit {
+                self.in_transit += blocks;
+            } else {
+                self.in_transit -= blocks;
+                self.queues[slot.queue as usize].passed = NodeId::NONE;
+            }
+        }
     }
 
     /// Blocks of before a reset, which count as free.
@@ -221,7 +261,13 @@ impl Eviction {
         let slot = self.slot(lower);
         if slot.is_queued() {
             let queue = slot.queue as usize;
-            self.queues[queue].list.insert_after(&mut self.slots, lower, upper);
+            let queue = &mut self.queues[queue];
+            queue.list.insert_after(&mut self.slots, lower, upper);
+            for mark in [&mut queue.passed, &mut queue.offered] {
+                if *mark == lower {
+                    *mark = upper;
+                }
+            }
         }
     }
 
@@ -238,6 +284,9 @@ impl Eviction {
         slot.idle_since = clock;
         let queue = self.policy.on_idle(slot, context);
         slot.queue = queue as u8;
+        if slot.in_transit {
+            self.in_transit += blocks;
+        }
         let queue = &mut self.queues[queue];
         queue.blocks += blocks;
         queue.list.push_back(&mut self.slots, id);
@@ -245,18 +294,51 @@ impl Eviction {
 
     /// The node is held again, or gone.
     pub fn dequeue(&mut self, id: NodeId, blocks: usize) {
-        let queue = std::mem::replace(&mut self.slots.0[id.index()].queue, Slot::NO_QUEUE);
+        let slot = &mut self.slots.0[id.index()];
+        let queue = std::mem::replace(&mut slot.queue, Slot::NO_QUEUE);
         if queue != Slot::NO_QUEUE {
+            if slot.in_transit {
+                self.in_transit -= blocks;
+            }
             let queue = &mut self.queues[queue as usize];
             queue.blocks -= blocks;
+            queue.unmark(id, slot.links.colder);
             queue.list.remove(&mut self.slots, id);
         }
     }
 
     /// The node whose tail is evicted next: a leaf.
     #[must_use]
-    pub fn victim(&self) -> Option<NodeId> {
-        self.queues.iter().find_map(Queue::coldest)
+    pub fn victim(&mut self) -> Option<NodeId> {
+        let slots = &self.slots.0;
+        self.queues.iter_mut().find_map(|queue| {
+            let mut next = queue.passed.some().map_or(queue.list.front, |id| slots[id.index()].links.warmer);
+            while let Some(id) = next.some()
+                && slots[id.index()].in_transit
+            {
+                queue.passed = id;
+                next = slots[id.index()].links.warmer;
+            }
+            next.some()
+        })
+    }
+
+    /// The coldest node of a queue that has not been offered to the host.
+    #[must_use]
+    pub fn unoffered(&self, queue: usize) -> Option<NodeId> {
+        let queue = &self.queues[queue];
+        let warmer = |id: NodeId| self.slot(id).links.warmer;
+        queue.offered.some().map_or(queue.list.front, warmer).some()
+    }
+
+    /// The node that `unoffered` answered has been offered.
+    pub fn set_offered(&mut self, queue: usize, id: NodeId) {
+        self.queues[queue].offered = id;
+    }
+
+    /// Nodes that eviction could take, coldest first, with those in transit.
+    pub fn in_eviction_order(&self) -> impl Iterator<Item = NodeId> {
+        self.queues.iter().flat_map(|queue| self.iter(queue))
     }
 
     /// The node that comes after this one in its queue.
@@ -290,7 +372,9 @@ impl Eviction {
     /// Everything idle becomes stale, in eviction order. O(1): a stale node's slot still names the queue it came
     /// from, but nothing holds or splits a stale node, so nobody asks.
     pub fn retire(&mut self) {
+        debug_assert!(self.in_transit == 0, "I9: what a plan reads was taken out before");
         for queue in &mut self.queues {
+            (queue.passed, queue.offered) = (NodeId::NONE, NodeId::NONE);
             self.stale.list.append(&mut self.slots, &mut queue.list);
             self.stale.blocks += std::mem::take(&mut queue.blocks);
         }
@@ -313,6 +397,9 @@ impl Eviction {
         self.dequeue(id, blocks);
         let slot = &mut self.slots.0[id.index()];
         (slot.queue, slot.marked) = (to as u8, false);
+        if slot.in_transit {
+            self.in_transit += blocks;
+        }
         self.queues[to].blocks += blocks;
         self.queues[to].list.push_back(&mut self.slots, id);
     }

@@ -2,7 +2,7 @@
 
 use super::{Index, Node};
 use crate::content;
-use crate::ids::{NodeId, Token};
+use crate::ids::{BlockId, NodeId, Token};
 
 /// How far a prompt is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +58,64 @@ impl Index {
             }
         }
         found
+    }
+
+    /// The place of a path of `blocks` blocks, if all of it is indexed.
+    #[must_use]
+    pub fn find_path(&self, name: &[u8], tokens: &[Token], blocks: usize) -> Option<Found> {
+        let found = self.walk(self.find_root(name)?, tokens, blocks);
+        (found.blocks == blocks).then_some(found)
+    }
+
+    /// The tokens of a path that ends with this node, appended to `out`, which has room for them; answers the root.
+    pub fn push_path_tokens(&self, end: NodeId, blocks: usize, out: &mut Vec<Token>) -> NodeId {
+        let start = out.len();
+        out.resize(start + blocks * self.block_size, 0);
+        let (mut node, mut stop) = (end, out.len());
+        while !node.is_root() {
+            let tokens = self[node].run.tokens(self.block_size);
+            let from = stop - tokens.len();
+            out[from..stop].copy_from_slice(tokens);
+            (node, stop) = (self[node].parent, from);
+        }
+        node
+    }
+
+    /// The ids of a path's blocks from `start` on, appended to `out`, which has room for them.
+    pub fn push_path_blocks(&self, end: NodeId, blocks: usize, start: usize, out: &mut Vec<BlockId>) {
+        let at = out.len();
+        out.resize(at + blocks.saturating_sub(start), 0);
+        let (mut node, mut stop) = (end, blocks);
+        while stop > start {
+            let ids = self[node].run.blocks(self.block_size);
+            let first = stop - ids.len();
+            let from = first.max(start);
+            out[at + from - start..at + stop - start].copy_from_slice(&ids[from - first..]);
+            (node, stop) = (self[node].parent, first);
+        }
+    }
+
+    /// Blocks of the path that ends with this node.
+    #[must_use]
+    pub fn depth(&self, end: NodeId) -> usize {
+        let (mut node, mut blocks) = (end, 0);
+        while !node.is_root() {
+            blocks += self[node].run.len();
+            node = self[node].parent;
+        }
+        blocks
+    }
+
+    /// The part of a path down to its first dead block: the place where that ends.
+    #[must_use]
+    pub fn live_part(&self, end: NodeId, blocks: usize) -> Found {
+        let (mut node, mut blocks) = (end, blocks);
+        while !node.is_root() && !self.is_live(node) {
+            blocks -= self[node].run.len();
+            node = self[node].parent;
+        }
+        let within = if node.is_root() { 0 } else { self[node].run.len() };
+        Found { node, within, blocks }
     }
 
     /// The longest cached prefix of a prompt, at most `limit` blocks; it never ends inside a run of content tokens.

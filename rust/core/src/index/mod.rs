@@ -271,6 +271,27 @@ impl Index {
         if id.is_root() { self.root_mut(id).last_child = child } else { self[id].last_child = child }
     }
 
+    // ---- subtrees --------------------------------------------------------------------------------------------------
+
+    /// The node after this one of the subtree below `top`, children before parents, siblings by creation.
+    #[must_use]
+    pub fn next_in_subtree(&self, node: NodeId, top: NodeId) -> Option<NodeId> {
+        if node == top {
+            return None;
+        }
+        let Node { parent, younger, .. } = self[node];
+        Some(younger.some().map_or(parent, |younger| self.deepest_first(younger)))
+    }
+
+    /// The first node of that order below one.
+    #[must_use]
+    pub fn deepest_first(&self, mut node: NodeId) -> NodeId {
+        while let Some(child) = self[node].first_child.some() {
+            node = child;
+        }
+        node
+    }
+
     // ---- roots -----------------------------------------------------------------------------------------------------
 
     /// The epoch takes part, so that the roots that resets leave behind do not pile up in one chain.

@@ -10,6 +10,7 @@ use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
 use crate::tail::{Tail, union_of_bits};
+use crate::transfers::Tier;
 
 /// Room in a new table beyond the prompt's blocks.
 const TABLE_ROOM: usize = 8;
@@ -30,11 +31,25 @@ pub(super) struct Admission {
     /// The cached prefix; none without a root.
     pub(super) found: Option<Found>,
     /// Blocks of the whole request.
-    blocks: usize,
+    pub(super) blocks: usize,
+    /// Where the blocks behind the prefix come from.
+    pub(super) supply: Supply,
+}
+
+/// Where the first blocks behind a cached prefix come from. (The others are taken as usual.)
+#[derive(Clone, Default, Debug)]
+pub(super) enum Supply {
+    /// They are taken as usual.
+    #[default]
+    Usual,
+    /// So many are taken for a transfer to fill.
+    Transfer(usize),
+    /// They are these, which others hold, too.
+    Shared(Vec<BlockId>),
 }
 
 impl Admission {
-    fn hit_blocks(&self) -> usize {
+    pub(super) fn hit_blocks(&self) -> usize {
         self.found.map_or(0, |found| found.blocks)
     }
 }
@@ -79,6 +94,8 @@ impl Pager {
             num_cached: 0,
             num_committed: 0,
             lost_tokens: 0,
+            plan: None,
+            away: None,
         });
         if let Err(error) = self.carry_out(&mut sequence, root, tokens, admission, true) {
             self.unpin_root(root);
@@ -101,7 +118,9 @@ impl Pager {
     /// # Errors
     /// `Stale` unless it is preempted; `OutOfBlocks`; `Memory`.
     pub fn resume(&mut self, handle: Handle) -> Result<()> {
-        self.with_state(handle, "resume", State::Preempted, |pager, sequence| {
+        let state = self.sequence(handle, "resume")?.state;
+        let from = if state == State::Swapped { State::Swapped } else { State::Preempted };
+        self.with_state(handle, "resume", from, |pager, sequence| {
             let mut tokens = with_capacity(sequence.len)?;
             pager.copy_tokens(sequence, &mut tokens);
             let mut name = with_capacity(pager.index.root(sequence.root).name.len())?;
@@ -110,15 +129,21 @@ impl Pager {
             let admission = pager.counted(plan)?;
             // After a reset the namespace has a new root. The sequence moves there: it publishes again.
             let root = pager.pin_root(&name)?;
+            let committed = sequence.num_committed;
             if let Err(error) = pager.carry_out(sequence, root, &tokens, &admission, false) {
                 pager.unpin_root(root);
                 return Err(error);
             }
             pager.unpin_root(std::mem::replace(&mut sequence.root, root));
             sequence.is_silent = false;
+            if from == State::Swapped {
+                sequence.lost_tokens = committed;
+                pager.give_back_host(sequence);
+            } else {
+                pager.num_preempted -= 1;
+            }
             sequence.state = State::Running;
             pager.announce(sequence);
-            pager.num_preempted -= 1;
             pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
             Ok(())
         })
@@ -167,26 +192,52 @@ impl Pager {
             return Err(Error::NeverFits { needed: blocks, usable });
         }
         let found = self.find(tokens, namespace);
-        let admission = Admission { found, blocks };
-        let needed = blocks - admission.hit_blocks();
+        self.plan_from(found, blocks, Supply::Usual, || check_tokens(tokens, 0))
+    }
+
+    /// Decides whether a request for so many blocks can be admitted behind what was found. `check` is called before a
+    /// refusal.
+    pub(super) fn plan_from(
+        &self,
+        found: Option<Found>,
+        blocks: usize,
+        supply: Supply,
+        check: impl FnOnce() -> Result<()>,
+    ) -> Result<Admission> {
+        let admission = Admission { found, blocks, supply };
+        let shared = if let Supply::Shared(shared) = &admission.supply { shared.len() } else { 0 };
+        let needed = blocks - admission.hit_blocks() - shared;
         let free = self.num_free_blocks();
-        let evictable = self.num_evictable_blocks() - found.map_or(0, |found| self.idle_blocks(found));
+        let evictable = self.num_evictable_blocks() - found.map_or(0, |found| self.idle_blocks(found, |_| true));
         let others = self.num_running - self.num_running_pinned;
         let reserve = if others > 0 { self.config.reserve_blocks() } else { 0 };
         if needed + reserve > free + evictable {
-            check_tokens(tokens, 0)?;
+            check()?;
             let reserve = if needed > free + evictable { 0 } else { reserve };
             let (needed, total) = (needed + reserve, self.config.num_blocks);
-            return Err(Error::OutOfBlocks { needed, free, evictable, total, rows: Box::default(), reserve });
+            let (rows, tier) = (Box::default(), Tier::Device);
+            return Err(Error::OutOfBlocks { needed, free, evictable, total, rows, reserve, tier });
+        }
+        if let Supply::Transfer(brought) = admission.supply {
+            let (fenced_free, fenced_evictable) = self.num_fenced();
+            let on_path = found.map_or(0, |found| self.idle_blocks(found, |node| self.fences.has_node(node)));
+            let (free, evictable) = (free - fenced_free, evictable - (fenced_evictable - on_path));
+            if brought > free + evictable {
+                check()?;
+                let (needed, total, rows, tier) = (brought, self.config.num_blocks, Box::default(), Tier::Device);
+                return Err(Error::OutOfBlocks { needed, free, evictable, total, rows, reserve: 0, tier });
+            }
         }
         Ok(admission)
     }
 
-    /// Blocks of a found path that are cached now and would be held.
-    fn idle_blocks(&self, found: Found) -> usize {
+    /// Blocks of a found path that are cached now and would be held: of those nodes that `counts` says.
+    fn idle_blocks(&self, found: Found, counts: impl Fn(NodeId) -> bool) -> usize {
         let (mut node, mut count, mut blocks) = (found.node, found.within, 0);
         while !node.is_root() && !self.index[node].is_held() {
-            blocks += count;
+            if !self.evict.slot(node).is_in_transit() && counts(node) {
+                blocks += count;
+            }
             node = self.index[node].parent;
             count = if node.is_root() { 0 } else { self.index[node].run.len() };
         }
@@ -219,13 +270,22 @@ impl Pager {
         self.hold(end, 1);
         table.resize(hit_blocks, 0);
         self.walk_path(end, &mut table, is_admit);
-        self.take(admission.blocks - hit_blocks, &mut table);
+        match &admission.supply {
+            Supply::Usual => {}
+            Supply::Transfer(count) => self.take_unfenced(*count, &mut table),
+            Supply::Shared(blocks) => {
+                for &block in blocks {
+                    self.blocks.hold(block, 1);
+                    table.push(block);
+                }
+            }
+        }
+        self.take(admission.blocks - table.len(), &mut table);
         (sequence.end, sequence.path_blocks) = (end, hit_blocks);
         (sequence.table, sequence.tail) = (table, tail);
         sequence.has_content |= bits >= CONTENT_START;
         (sequence.num_cached, sequence.num_committed) = (hit_tokens, hit_tokens);
-        self.num_running += 1;
-        self.num_running_pinned += usize::from(sequence.pinned);
+        self.count_running(sequence, true);
         if is_admit {
             self.evict.policy().on_admit(Self::context(sequence, Departure::Moved), hit_blocks);
         }

@@ -1,10 +1,8 @@
 //! The stampede: who computes a prefix that others will want, so that they can wait instead of computing it again.
 
 use super::Pager;
-use super::admit::check_tokens;
 use crate::batch::PLACEHOLDER;
 use crate::content;
-use crate::error::{Error, Result};
 use crate::ids::{Handle, Token};
 use crate::index::Found;
 use crate::sequence::Sequence;
@@ -18,7 +16,7 @@ pub struct Computing {
     pub num_tokens: usize,
 }
 
-/// What an admission that may wait came to.
+/// What an admission came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admitted {
     /// It has begun.
@@ -28,25 +26,6 @@ pub enum Admitted {
 }
 
 impl Pager {
-    /// `admit`, unless a running sequence is about to compute more of the prompt than is cached: then nothing is taken.
-    ///
-    /// # Errors
-    /// As `admit`.
-    pub fn admit_or_wait(&mut self, tokens: &[Token], namespace: &[u8], pinned: bool) -> Result<Admitted> {
-        let plan = self.plan(tokens, namespace);
-        let found = match &plan {
-            Ok(admission) => admission.found,
-            Err(Error::OutOfBlocks { .. }) => self.find(tokens, namespace),
-            Err(_) => None,
-        };
-        if let Some(computing) = found.and_then(|found| self.computing_behind(found, tokens)) {
-            check_tokens(tokens, 0)?;
-            return Ok(Admitted::Computing(computing));
-        }
-        let admission = self.counted(plan)?;
-        self.begin(tokens, namespace, pinned, &admission).map(Admitted::Sequence)
-    }
-
     /// Who computes the block behind a hit, and how far it goes on.
     pub(super) fn computing_behind(&self, found: Found, tokens: &[Token]) -> Option<Computing> {
         let block_size = self.config.block_size;

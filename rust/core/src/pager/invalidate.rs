@@ -5,7 +5,6 @@ use super::admit::check_tokens;
 use crate::config::check_identity;
 use crate::error::{Error, Result};
 use crate::ids::{NodeId, Token};
-use crate::index::Node;
 use crate::memory::with_capacity;
 
 impl Pager {
@@ -22,12 +21,21 @@ impl Pager {
         if let Some(identity) = identity {
             self.config.identity = identity;
         }
+        // What a plan reads does not become free yet.
+        for &node in self.in_transit.keys() {
+            self.evict.dequeue(node, self.index[node].run.len());
+            self.fences.clear_node(node);
+        }
         self.evict.retire();
+        if let Some(host) = &mut self.host {
+            host.index.start_epoch()?;
+            host.evict.retire();
+        }
         Ok(())
     }
 
-    /// Drops the last block of an indexed path and all below it from the index; answers how many blocks those were.
-    /// Cached ones become free; held ones stay with their holders.
+    /// Drops the last block of an indexed path and all below it from the index of each tier that has the path; answers
+    /// how many blocks those were. Cached ones become free; held ones stay with their holders.
     ///
     /// # Errors
     /// `Value` unless `tokens` are a whole number of blocks, at least one; `Token`; `Memory`.
@@ -41,25 +49,29 @@ impl Pager {
             )));
         }
         let blocks = tokens.len() / block_size;
-        let Some(root) = self.index.find_root(namespace) else {
-            return Ok(0);
-        };
-        let found = self.index.walk(root, tokens, blocks);
-        if found.blocks < blocks {
-            return Ok(0);
+        let on_host = self.host.as_ref().and_then(|host| host.index.find_path(namespace, tokens, blocks));
+        let on_device = self.index.find_path(namespace, tokens, blocks);
+        // The last block, and what is below it, keeps the node's id. Splits do not show.
+        if let (Some(host), Some(found)) = (&mut self.host, on_host) {
+            host.cut_above(found)?;
         }
-        if found.within > 1 {
-            // The last block, and what is below it, keeps the node's id.
+        if let Some(found) = on_device
+            && found.within > 1
+        {
             self.split(found.node, found.within - 1)?;
         }
-        self.drop_subtree(found.node)
+        let mut dropped = on_device.map_or(Ok(0), |found| self.drop_subtree(found.node))?;
+        if let (Some(host), Some(found)) = (&mut self.host, on_host) {
+            dropped += host.drop_subtree(found.node);
+        }
+        Ok(dropped)
     }
 
     /// Takes a node and all below it out of the index, children before parents, siblings by creation. No recursion (I13).
     fn drop_subtree(&mut self, top: NodeId) -> Result<usize> {
         // The list gets its room before anything changes (I7).
-        let first = self.deepest_first(top);
-        let nodes = std::iter::successors(Some(first), |&node| self.next_in_subtree(node, top));
+        let first = self.index.deepest_first(top);
+        let nodes = std::iter::successors(Some(first), |&node| self.index.next_in_subtree(node, top));
         let mut idle = with_capacity(nodes.filter(|&node| !self.index[node].is_held()).count())?;
 
         let mut dropped = 0;
@@ -71,30 +83,17 @@ impl Pager {
             self.index.forget(node);
             if !self.index[node].is_held() {
                 self.evict.dequeue(node, blocks);
-                idle.push(node);
+                self.fences.clear_node(node);
+                if !self.evict.slot(node).is_in_transit() {
+                    idle.push(node);
+                }
             }
-            next = self.next_in_subtree(node, top);
+            next = self.index.next_in_subtree(node, top);
         }
         // Only now: a withdrawn copy may let go of other nodes of this tree.
         for node in idle {
             self.free_node(node);
         }
         Ok(dropped)
-    }
-
-    /// The node after this one, children before parents.
-    fn next_in_subtree(&self, node: NodeId, top: NodeId) -> Option<NodeId> {
-        if node == top {
-            return None;
-        }
-        let Node { parent, younger, .. } = self.index[node];
-        Some(younger.some().map_or(parent, |younger| self.deepest_first(younger)))
-    }
-
-    fn deepest_first(&self, mut node: NodeId) -> NodeId {
-        while let Some(child) = self.index[node].first_child.some() {
-            node = child;
-        }
-        node
     }
 }

@@ -17,6 +17,12 @@ pub const FORK_MAX: usize = 65_536;
 /// own: without a bound, 65,536 children of a long prompt would copy gigabytes while every other call waits.
 const FORK_TOKENS_MAX: usize = 1 << 28;
 
+/// The tokens of a sequence that holds no blocks of the device.
+pub(super) struct Known {
+    tail: Tail,
+    has_content: bool,
+}
+
 impl Pager {
     /// `count` children that share every block.
     ///
@@ -35,7 +41,7 @@ impl Pager {
     /// Children that hold nothing yet.
     #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
     pub(super) fn children_of(&self, parent: &Sequence, count: usize) -> Result<Vec<Box<Sequence>>> {
-        let room = HOLDERS_MAX as usize - self.num_running - self.num_preempted;
+        let room = HOLDERS_MAX as usize - self.num_running - self.num_preempted - self.num_swapped;
         let limit = FORK_MAX.min(room).min((FORK_TOKENS_MAX / parent.len).max(1));
         if count == 0 || count > limit {
             let len = parent.len;
@@ -101,6 +107,8 @@ impl Pager {
             lost_tokens: 0,
             seat: Seat::None,
             announced: None,
+            plan: None,
+            away: None,
             ..*parent
         }))
     }
@@ -208,25 +216,40 @@ impl Pager {
     /// `Stale`; `Memory`.
     pub fn preempt(&mut self, handle: Handle) -> Result<()> {
         self.with_running(handle, "preempt", |pager, sequence| {
-            let mut tokens = with_capacity(sequence.len)?;
-            pager.copy_tokens(sequence, &mut tokens);
-            tokens.truncate(pager.num_known(sequence));
-            let (tail, bits) = Tail::from_tokens(&tokens, pager.config.block_size)?;
-            pager.vacate(sequence, handle);
-            sequence.len = tokens.len();
-            pager.give_back(sequence, Self::context(sequence, Departure::Preempted));
-            sequence.tail = tail;
-            sequence.has_content |= bits >= CONTENT_START;
-            sequence.state = State::Preempted;
-            (sequence.end, sequence.path_blocks) = (sequence.root, 0);
-            sequence.table = Vec::new();
-            sequence.first_duplicate = Sequence::NO_DUPLICATE;
-            sequence.lost_tokens = std::mem::take(&mut sequence.num_committed);
-            sequence.num_cached = 0;
-            pager.num_preempted += 1;
-            pager.counters.preemptions += 1;
+            let tokens = pager.known_tokens(sequence)?;
+            pager.preempt_with(sequence, handle, tokens);
             Ok(())
         })
+    }
+
+    /// What a sequence keeps that gives its blocks back.
+    pub(super) fn known_tokens(&self, sequence: &Sequence) -> Result<Known> {
+        let mut tokens = with_capacity(sequence.len)?;
+        self.copy_tokens(sequence, &mut tokens);
+        tokens.truncate(self.num_known(sequence));
+        let (tail, bits) = Tail::from_tokens(&tokens, self.config.block_size)?;
+        Ok(Known { tail, has_content: bits >= CONTENT_START })
+    }
+
+    pub(super) fn preempt_with(&mut self, sequence: &mut Sequence, handle: Handle, tokens: Known) {
+        self.leave_device(sequence, handle, tokens);
+        sequence.state = State::Preempted;
+        sequence.lost_tokens = std::mem::take(&mut sequence.num_committed);
+        sequence.num_cached = 0;
+        self.num_preempted += 1;
+        self.counters.preemptions += 1;
+    }
+
+    /// A sequence gives its blocks back, and keeps its tokens.
+    pub(super) fn leave_device(&mut self, sequence: &mut Sequence, handle: Handle, tokens: Known) {
+        self.vacate(sequence, handle);
+        self.give_back(sequence, Self::context(sequence, Departure::Preempted));
+        sequence.len = tokens.tail.len();
+        sequence.tail = tokens.tail;
+        sequence.has_content |= tokens.has_content;
+        (sequence.end, sequence.path_blocks) = (sequence.root, 0);
+        sequence.table = Vec::new();
+        sequence.first_duplicate = Sequence::NO_DUPLICATE;
     }
 
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
@@ -236,9 +259,23 @@ impl Pager {
             return;
         };
         self.vacate(&mut sequence, handle);
+        let context = Self::context(&sequence, departure);
         match sequence.state {
-            State::Running => self.give_back(&sequence, Self::context(&sequence, departure)),
+            State::Running => self.give_back(&sequence, context),
             State::Preempted => self.num_preempted -= 1,
+            State::Fetching => {
+                self.give_back(&sequence, context);
+                self.leave_fetch(&sequence);
+            }
+            State::Swapped => self.give_back_host(&mut sequence),
+            State::SwappingOut | State::SwappingIn => {
+                if let Some(sequence) = self.release_in_transit(sequence, context) {
+                    self.unpin_root(sequence.root);
+                }
+                self.sequences.retire(handle);
+                self.counters.clock_ticks += 1;
+                return;
+            }
         }
         self.unpin_root(sequence.root);
         self.sequences.retire(handle);
@@ -254,9 +291,20 @@ impl Pager {
     }
 
     fn give_back(&mut self, sequence: &Sequence, context: Context) {
+        self.give_back_blocks(sequence, context);
+        self.count_running(sequence, false);
+    }
+
+    /// Lets go of a sequence's table and path.
+    pub(super) fn give_back_blocks(&mut self, sequence: &Sequence, context: Context) {
         self.each_table_only(sequence, 0..usize::MAX, |pager, block| pager.let_go_of_block(block, context));
         self.let_go(sequence.end, context);
-        self.num_running -= 1;
-        self.num_running_pinned -= usize::from(sequence.pinned);
+    }
+
+    /// One sequence more, or less, holds blocks of the device.
+    pub(super) fn count_running(&mut self, sequence: &Sequence, is_more: bool) {
+        let count = |number: &mut usize, one: usize| *number = if is_more { *number + one } else { *number - one };
+        count(&mut self.num_running, 1);
+        count(&mut self.num_running_pinned, usize::from(sequence.pinned));
     }
 }

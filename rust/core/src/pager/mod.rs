@@ -7,14 +7,18 @@
 mod admit;
 mod beams;
 mod computing;
+mod fetch;
 mod grow;
 mod invalidate;
 mod life;
+mod offload;
+mod plans;
 mod publish;
 mod read;
 mod rows;
 mod step;
 mod step_end;
+mod swap;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,17 +29,22 @@ use crate::config::Config;
 use crate::copies::Copies;
 use crate::error::{Error, Result};
 use crate::evict::{Context, Departure, Eviction};
+use crate::fences::Fences;
 use crate::hash::Key;
+use crate::host::Host;
 use crate::ids::{BlockId, Handle, NodeId};
 use crate::index::Index;
 use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
+use crate::transfers::{Plans, Tier};
 
 pub use admit::PrefixMatch;
 pub(crate) use admit::check_tokens;
 pub use computing::{Admitted, Computing};
+pub use fetch::Wish;
 pub use life::FORK_MAX;
+pub use plans::End;
 pub use step::Counts;
 pub use step_end::Outcome;
 
@@ -57,10 +66,17 @@ pub struct Pager {
     /// block.
     pub(crate) announced: BTreeMap<(NodeId, u32), Vec<Handle>>,
     pub(crate) counters: Counters,
+    /// The second tier, where there is one.
+    pub(crate) host: Option<Box<Host>>,
+    pub(crate) plans: Plans,
+    pub(crate) fences: Fences,
+    /// Nodes that offloads read, or that have such a child: plans that read the node's end, and children.
+    pub(crate) in_transit: BTreeMap<NodeId, u32>,
     /// Running sequences, and how many of those only hold a prefix.
     pub(crate) num_running: usize,
     pub(crate) num_running_pinned: usize,
     pub(crate) num_preempted: usize,
+    pub(crate) num_swapped: usize,
     /// Steps and batches of copies that were handed out and not taken back: the kernels' order.
     pub(crate) num_launches: u64,
 }
@@ -99,9 +115,17 @@ impl Pager {
             extra_holds: BTreeMap::new(),
             announced: BTreeMap::new(),
             counters: Counters::default(),
+            host: match config.num_host_blocks {
+                0 => None,
+                blocks => Some(Box::new(Host::new(blocks, config.block_size, key)?)),
+            },
+            plans: Plans::default(),
+            fences: Fences::new(config.num_host_blocks > 0),
+            in_transit: BTreeMap::new(),
             num_running: 0,
             num_running_pinned: 0,
             num_preempted: 0,
+            num_swapped: 0,
             num_launches: 0,
             config,
         })
@@ -158,6 +182,7 @@ impl Pager {
         let mut was_idle = self.index.pin(node, pins);
         while was_idle {
             self.evict.dequeue(node, self.index[node].run.len());
+            self.fences.clear_node(node);
             let parent = self.index[node].parent;
             if parent.is_root() {
                 break;
@@ -193,7 +218,8 @@ impl Pager {
             run.shrink(self.config.block_size);
             let blocks = run.len();
             self.evict.enqueue(node, blocks, self.counters.clock_ticks, context);
-        } else {
+            self.fences.note_node(node);
+        } else if !self.evict.slot(node).is_in_transit() {
             self.free_node(node);
         }
     }
@@ -204,6 +230,7 @@ impl Pager {
         for &block in run.blocks(self.config.block_size).iter().rev() {
             self.free(block);
         }
+        self.fences.clear_node(node);
         self.index.remove(node);
     }
 
@@ -211,6 +238,10 @@ impl Pager {
     fn split(&mut self, node: NodeId, at: usize) -> Result<NodeId> {
         let upper = self.index.split(node, at)?;
         self.evict.split(node, upper);
+        self.fences.split(node, upper);
+        if self.evict.slot(node).is_in_transit() {
+            self.in_transit.insert(upper, 1);
+        }
         Ok(upper)
     }
 
@@ -257,6 +288,7 @@ impl Pager {
     /// Pushes a block that nobody holds; a copy that was to fill it is withdrawn.
     fn free(&mut self, block: BlockId) {
         self.blocks.push(block);
+        self.fences.note_block(block);
         self.withdraw_copy_into(block);
     }
 
@@ -296,7 +328,22 @@ impl Pager {
         self.blocks.num_free() + self.evict.num_stale()
     }
 
-    /// Cached blocks that a call could evict: in one tier, all of them.
+    /// Free and evictable blocks that no transfer can have yet (`docs/design/rules.md` 16.1).
+    #[must_use]
+    pub fn num_fenced(&self) -> (usize, usize) {
+        let mut fenced = (self.fences.blocks().count(), 0);
+        for node in self.fences.nodes() {
+            let (slot, blocks) = (self.evict.slot(node), self.index[node].run.len());
+            if !self.index.is_live(node) {
+                fenced.0 += blocks;
+            } else if slot.is_queued() && !slot.is_in_transit() {
+                fenced.1 += blocks;
+            }
+        }
+        fenced
+    }
+
+    /// Cached blocks that a call could evict: all of them.
     #[must_use]
     pub fn num_evictable_blocks(&self) -> usize {
         self.evict.evictable()
@@ -309,7 +356,8 @@ impl Pager {
             return Ok(());
         }
         let total = self.config.num_blocks;
-        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total, rows: Box::default(), reserve: 0 }))
+        let (rows, tier) = (Box::default(), Tier::Device);
+        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total, rows, reserve: 0, tier }))
     }
 
     /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by
@@ -317,14 +365,14 @@ impl Pager {
     fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
         let wanted = out.len() + count;
         while out.len() < wanted {
-            self.blocks.pop(wanted - out.len(), out);
+            let before = out.len();
+            self.blocks.pop(wanted - before, out);
+            for &block in &out[before..] {
+                self.fences.clear_block(block);
+            }
             if out.len() == wanted {
                 return;
             }
-            let before = out.len();
-            // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at
-            // that moment.
-            let most = if self.copies.has_targets() { 1 } else { wanted - before };
             let stale = self.evict.stalest();
             let Some(node) = stale.or_else(|| self.evict.victim()) else {
                 unreachable!("I8: the room for {count} blocks was checked");
@@ -332,30 +380,95 @@ impl Pager {
             if let Some(next) = self.evict.after(node) {
                 self.index.touch(next);
             }
-            let blocks = &mut self.blocks;
-            let taken = self.index.pop_tail(node, most, |block| {
-                blocks.set_private(block);
-                out.push(block);
-            });
-            let is_empty = self.index[node].run.is_empty();
-            if stale.is_some() {
-                self.evict.take_stale(node, taken, is_empty);
-            } else {
-                let slot = self.evict.slot(node);
-                self.counters.evicted_blocks += taken as u64;
-                self.counters.evicted_idle_ticks += taken as u64 * (self.counters.clock_ticks - slot.idle_since());
-                self.counters.evicted_hits += taken as u64 * u64::from(slot.hits());
-                self.evict.evict(node, taken);
-                if is_empty {
-                    self.evict.dequeue(node, 0);
-                }
+            self.take_tail(node, stale.is_some(), wanted - out.len(), out);
+        }
+    }
+
+    /// The same for a transfer, which passes over what is fenced; there is room for that, too.
+    fn take_unfenced(&mut self, count: usize, out: &mut Vec<BlockId>) {
+        let wanted = out.len() + count;
+        while out.len() < wanted {
+            self.blocks.pop_where(wanted - out.len(), |block| !self.fences.has_block(block), out);
+            if out.len() == wanted {
+                return;
             }
+            let is_free_to_go = |&node: &NodeId| !self.fences.has_node(node) && !self.evict.slot(node).is_in_transit();
+            let stale = self.evict.iter(self.evict.stale()).find(|&node| !self.fences.has_node(node));
+            let Some(node) = stale.or_else(|| self.evict.in_eviction_order().find(is_free_to_go)) else {
+                unreachable!("I9: the room for {count} blocks was checked");
+            };
+            self.take_tail(node, stale.is_some(), wanted - out.len(), out);
+        }
+    }
+
+    /// Takes up to `most` blocks off the tail of a node that nobody holds.
+    fn take_tail(&mut self, node: NodeId, is_stale: bool, most: usize, out: &mut Vec<BlockId>) {
+        let before = out.len();
+        // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that
+        // moment.
+        let most = if self.copies.has_targets() { 1 } else { most };
+        let blocks = &mut self.blocks;
+        let taken = self.index.pop_tail(node, most, |block| {
+            blocks.set_private(block);
+            out.push(block);
+        });
+        let is_empty = self.index[node].run.is_empty();
+        if is_stale {
+            self.evict.take_stale(node, taken, is_empty);
+        } else {
+            let slot = self.evict.slot(node);
+            self.counters.evicted_blocks += taken as u64;
+            self.counters.evicted_idle_ticks += taken as u64 * (self.counters.clock_ticks - slot.idle_since());
+            self.counters.evicted_hits += taken as u64 * u64::from(slot.hits());
+            self.evict.evict(node, taken);
             if is_empty {
-                self.index.remove(node);
+                self.evict.dequeue(node, 0);
             }
-            for &block in &out[before..] {
-                self.withdraw_copy_into(block);
+        }
+        if is_empty {
+            self.fences.clear_node(node);
+            self.index.remove(node);
+        }
+        for &block in &out[before..] {
+            self.withdraw_copy_into(block);
+        }
+    }
+
+    // ---- what plans read -------------------------------------------------------------------------------------------
+
+    /// A plan reads a path up to the end of a node: all of it stays, and keeps its place in the policy's queues.
+    fn hold_for_plan(&mut self, end: NodeId) {
+        let mut node = end;
+        while !node.is_root() {
+            let holds = self.in_transit.entry(node).or_insert(0);
+            *holds += 1;
+            if *holds > 1 {
+                return;
             }
+            self.evict.set_in_transit(node, self.index[node].run.len(), true);
+            node = self.index[node].parent;
+        }
+    }
+
+    /// The plan has read it. What was forgotten meanwhile, and nobody else holds, becomes free, deepest first.
+    fn let_go_for_plan(&mut self, end: NodeId) {
+        let mut node = end;
+        while !node.is_root() {
+            let Some(holds) = self.in_transit.get_mut(&node) else { unreachable!("I9: {node:?} is not in transit") };
+            *holds -= 1;
+            if *holds > 0 {
+                return;
+            }
+            self.in_transit.remove(&node);
+            self.evict.set_in_transit(node, self.index[node].run.len(), false);
+            if self.evict.slot(node).is_queued() {
+                self.fences.note_node(node);
+            }
+            let parent = self.index[node].parent;
+            if !self.index[node].is_held() && !self.index.is_live(node) {
+                self.free_node(node);
+            }
+            node = parent;
         }
     }
 

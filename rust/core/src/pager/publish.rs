@@ -6,7 +6,7 @@ use crate::content;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{CONTENT_START, Handle, NodeId, Token};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, State};
 
 impl Pager {
     /// The KV of all positions below `end` (all, if none is given) is written. Full blocks become findable.
@@ -111,7 +111,13 @@ impl Pager {
 
     /// Has nothing of its path been forgotten, and the pager not been reset, since it was admitted?
     pub(crate) fn may_publish(&self, sequence: &Sequence) -> bool {
-        !sequence.is_silent && self.index.is_live(sequence.end)
+        let is_forgotten = match sequence.state {
+            State::Fetching => self.is_fetch_forgotten(sequence),
+            State::SwappingIn => self.is_forgotten(sequence),
+            _ => false,
+        };
+        let end = sequence.away.as_ref().and_then(|away| away.back).map_or(sequence.end, |(end, _)| end);
+        !sequence.is_silent && self.index.is_live(end) && !is_forgotten
     }
 
     /// How many of the next `limit` blocks may be published so that no run of content tokens is published in part,
@@ -215,8 +221,11 @@ impl Pager {
         }
         let node = &self.index[end];
         // Held children may be dead ones, which hang below the node's present end.
-        let is_own_leaf =
-            node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && self.evict.slot(end).hits() == 0;
+        let is_own_leaf = node.pins == 1 && node.held_children == 0 && node.first_child.is_none() && {
+            // What a plan reads is what it said that it reads.
+            let slot = self.evict.slot(end);
+            slot.hits() == 0 && !slot.is_in_transit()
+        };
         let room = node.run.capacity() - node.run.len();
         (is_own_leaf && room > 0).then_some(room)
     }

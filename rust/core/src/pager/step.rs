@@ -414,6 +414,7 @@ impl Pager {
         self.lend_copies(batch, &mut plan);
         self.num_launches += 1;
         plan.launch = self.num_launches;
+        plan.fence = self.fences.open();
         batch.plans[buffer] = plan;
         (batch.slow, batch.taken) = (slow, taken);
         for (at, plan_row) in batch.plan_rows[buffer].iter_mut().enumerate() {

@@ -57,6 +57,7 @@ impl Pager {
             check_is_oldest(batch, step)?;
             pager.with_plan(batch, step, |pager, batch, plan, places| {
                 pager.check_commit(batch, plan, places, outcome)?;
+                pager.fences.close(plan.fence);
                 pager.commit_plan(batch, plan, places, outcome, applied);
                 batch.oldest += 1;
                 Ok(())
@@ -96,7 +97,8 @@ impl Pager {
 
     fn cancel_newest(&mut self, batch: &mut Batch) -> Result<()> {
         self.with_plan(batch, batch.next - 1, |pager, batch, plan, places| {
-            pager.cancel_plan(batch, plan, places);
+            pager.fences.close(plan.fence);
+            pager.cancel_step_plan(batch, plan, places);
             batch.next -= 1;
             pager.num_launches -= u64::from(plan.launch == pager.num_launches);
             Ok(())
@@ -111,6 +113,7 @@ impl Pager {
                 // No memory to find moved rows by. They keep what the step gave them, and its copies are not asked for
                 // again: who drops a batch in the middle of a step computes its sequences anew.
                 let buffer = batch.buffer_of(batch.next - 1);
+                self.fences.close(batch.plans[buffer].fence);
                 self.end_loans(&mut batch.plans[buffer]);
                 batch.next -= 1;
             }
@@ -450,7 +453,7 @@ impl Pager {
 
     // ---- cancel ----------------------------------------------------------------------------------------------------
 
-    fn cancel_plan(&mut self, batch: &mut Batch, plan: &mut Plan, places: &Places) {
+    fn cancel_step_plan(&mut self, batch: &mut Batch, plan: &mut Plan, places: &Places) {
         for nth in (0..plan.rows.len()).rev() {
             let planned = plan.rows[nth];
             let growth = plan.growths.pop_if(|growth| growth.row as usize == nth);

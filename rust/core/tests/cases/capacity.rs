@@ -3,10 +3,16 @@
 use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::Handle;
+use kvpager_core::transfers::Tier;
 use kvpager_core::{Config, Error, Pager};
 
 use super::support::{A, assert_sound, cache, config, hit_tokens, num_cached, pager, start, table};
 use super::{Call, admit, assert_refused, prompt, stale};
+
+/// A refusal for want of blocks.
+fn full(needed: usize, free: usize, evictable: usize, total: usize) -> Error {
+    Error::OutOfBlocks { needed, free, evictable, total, rows: Box::default(), reserve: 0, tier: Tier::Device }
+}
 
 #[test]
 fn l1_a_release_is_idempotent_and_counted() {
@@ -31,7 +37,7 @@ fn l2_who_waits_holds_nothing() {
     let mut pager = pager(8, 4);
     let holder = admit(&mut pager, &prompt(1, 20));
     for first in [2, 3] {
-        let error = Error::OutOfBlocks { needed: 4, free: 3, evictable: 0, total: 8, rows: Box::default(), reserve: 0 };
+        let error = full(4, 3, 0, 8);
         assert_refused(&mut pager, &error, |pager| pager.admit(&prompt(first, 16), A, false));
     }
     assert_eq!(pager.stats().counters.refused_calls, 2);
@@ -77,13 +83,13 @@ fn l7_the_need_at_a_block_boundary_is_counted_in_blocks() {
     assert_eq!(pager.stats().free_blocks, 2);
     pager.append(handles[0], 1).unwrap();
     pager.append(handles[1], 1).unwrap();
-    let error = Error::OutOfBlocks { needed: 1, free: 0, evictable: 0, total: 6, rows: Box::default(), reserve: 0 };
+    let error = full(1, 0, 0, 6);
     for &handle in &handles[2..] {
         assert_refused(&mut pager, &error, |pager| pager.append(handle, 1));
     }
     // Inside their blocks the others go on.
     assert_eq!(pager.extend(handles[0], &[1, 2, 3]).unwrap().len(), 3);
-    let error = Error::OutOfBlocks { needed: 2, free: 0, evictable: 0, total: 6, rows: Box::default(), reserve: 0 };
+    let error = full(2, 0, 0, 6);
     assert_refused(&mut pager, &error, |pager| pager.extend(handles[0], &[1, 2, 3, 4, 5]));
 }
 
@@ -92,7 +98,7 @@ fn l7_the_need_counts_blocks_to_be_copied() {
     let mut pager = pager(3, 4);
     let parent = start(&mut pager, &prompt(1, 6));
     let child = pager.fork(parent, 1).unwrap()[0];
-    let error = Error::OutOfBlocks { needed: 2, free: 1, evictable: 0, total: 3, rows: Box::default(), reserve: 0 };
+    let error = full(2, 1, 0, 3);
     assert_refused(&mut pager, &error, |pager| pager.extend(child, &[1, 2, 3]));
     pager.append(child, 1).unwrap();
     assert_sound(&pager);
@@ -230,9 +236,9 @@ fn l14_namespaces_come_and_go() {
 fn l15_the_last_sequence_that_outgrows_the_pool_is_told_the_numbers() {
     let mut pager = pager(4, 4);
     let handle = start(&mut pager, &prompt(1, 16));
-    let error = Error::OutOfBlocks { needed: 1, free: 0, evictable: 0, total: 4, rows: Box::default(), reserve: 0 };
+    let error = full(1, 0, 0, 4);
     assert_refused(&mut pager, &error, |pager| pager.append(handle, 1));
-    assert_eq!(error.to_string(), "needed 1 blocks; 0 free and 0 evictable of 4");
+    assert_eq!(error.to_string(), "needed 1 blocks of the device; 0 free and 0 evictable of 4");
     // Preempted it still fits, and goes on where it was.
     pager.preempt(handle).unwrap();
     pager.resume(handle).unwrap();

@@ -64,6 +64,7 @@ pub fn config(num_blocks: usize, block_size: usize) -> Config {
         seed: 0,
         null_block: false,
         prefix_cache: true,
+        num_host_blocks: 0,
     }
 }
 

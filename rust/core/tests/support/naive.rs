@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvpager_core::ids::{BlockId, CONTENT_START, TOKEN_END, Token};
 use kvpager_core::stats::{Counters, Stats};
+use kvpager_core::transfers::Tier;
 use kvpager_core::{Config, Error, PolicyKind, Result};
 
 /// A block that is in the index, or was and is still held.
@@ -98,6 +99,7 @@ impl Naive {
             running_sequences,
             preempted_sequences: self.sequences.len() - running_sequences,
             counters: self.counters,
+            ..Stats::default()
         }
     }
 
@@ -215,6 +217,7 @@ impl Naive {
             total: self.config.num_blocks,
             rows: Box::default(),
             reserve: 0,
+            tier: Tier::Device,
         })
     }
 
@@ -300,6 +303,7 @@ impl Naive {
                     total: self.config.num_blocks,
                     rows: Box::default(),
                     reserve,
+                    tier: Tier::Device,
                 });
             }
         }

@@ -1,0 +1,163 @@
+//! Plans as Python has them: `kvpager.plans.Plan`, in and out.
+//!
+//! A plan that goes in is a name: number and generation, read before the pager's lock is taken. One that comes out is
+//! copied under the lock and built after it.
+
+use kvpager_core::ids::BlockId;
+use kvpager_core::memory::with_capacity;
+use kvpager_core::transfers::{Plan, PlanId, PlanState, Tier};
+use kvpager_core::{Error, Pager};
+use numpy::{PyArray1, PyArrayDescr, PyArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple, PyType};
+
+use crate::arguments::{is_bool, wrong_type};
+use crate::buffers::read_only;
+use crate::errors::{lost_plan, shown, to_python};
+
+fn plan_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "kvpager.plans", "Plan")
+}
+
+// ---- in ------------------------------------------------------------------------------------------------------------
+
+/// The name of a plan that an argument is.
+pub fn id_of(plan: &Bound<'_, PyAny>) -> PyResult<PlanId> {
+    let py = plan.py();
+    if !plan.is_instance(plan_class(py)?)? {
+        return Err(wrong_type(plan, "plan", "a kvpager.Plan"));
+    }
+    let number = word(&plan.getattr(intern!(py, "id"))?, "id")?;
+    let generation = word(&plan.getattr(intern!(py, "generation"))?, "generation")?;
+    Ok(PlanId { number, generation })
+}
+
+fn word(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
+    if value.is_instance_of::<PyInt>()
+        && !value.is_instance_of::<PyBool>()
+        && let Ok(word) = value.extract()
+    {
+        return Ok(word);
+    }
+    let shown = shown(value)?;
+    Err(PyValueError::new_err(format!("plan.{name} is {shown}; it must be an int, 0 to 4294967295")))
+}
+
+/// Which blocks of a plan arrived: bools in a sequence, or bools or integers in a buffer.
+pub fn mask(done: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+    // A tuple cannot change while an item is looked at.
+    if let Ok(list) = done.cast::<PyList>() {
+        return from_items(&list.as_sequence().to_tuple()?);
+    }
+    if let Ok(tuple) = done.cast::<PyTuple>() {
+        return from_items(tuple);
+    }
+    if let Ok(view) = PyMemoryView::from(done) {
+        return from_buffer(&view);
+    }
+    // Text says of itself that it is a sequence, and so does a view that was released.
+    if let Ok(sequence) = done.cast::<PySequence>()
+        && !done.is_instance_of::<PyString>()
+        && !done.is_instance_of::<PyMemoryView>()
+    {
+        return from_items(&sequence.to_tuple()?);
+    }
+    Err(wrong_type(done, "done", "a sequence of bools, or a buffer of bools or integers"))
+}
+
+fn from_items(items: &Bound<'_, PyTuple>) -> PyResult<Vec<bool>> {
+    let mut mask = with_capacity(items.len()).map_err(|error| to_python(items.py(), error))?;
+    for (position, item) in items.iter_borrowed().enumerate() {
+        if !is_bool(&item)? {
+            let shown = shown(&item)?;
+            return Err(PyTypeError::new_err(format!("done at position {position} must be a bool, not {shown}")));
+        }
+        mask.push(item.is_truthy()?);
+    }
+    Ok(mask)
+}
+
+fn from_buffer(view: &Bound<'_, PyMemoryView>) -> PyResult<Vec<bool>> {
+    let py = view.py();
+    let refused = |what: String| Err(PyTypeError::new_err(format!("done must be bools or integers, not {what}")));
+    let array = py.import("numpy")?.call_method1("asarray", (view,))?;
+    let data_type = array.getattr("dtype")?;
+    if !matches!(data_type.getattr("kind")?.extract::<String>()?.as_str(), "b" | "i" | "u") {
+        return refused(format!("a buffer of {data_type}"));
+    }
+    let dimensions: usize = array.getattr("ndim")?.extract()?;
+    if dimensions != 1 {
+        return refused(format!("a buffer of {dimensions} dimensions"));
+    }
+    let plain = array.call_method1("astype", (PyArrayDescr::of::<bool>(py),))?;
+    Ok(plain.cast::<PyArray1<bool>>()?.to_vec()?)
+}
+
+// ---- out -----------------------------------------------------------------------------------------------------------
+
+/// What Python is told of a plan.
+pub struct Told {
+    id: PlanId,
+    kind: &'static str,
+    source: Tier,
+    target: Tier,
+    sources: Vec<i32>,
+    targets: Vec<i32>,
+}
+
+impl Told {
+    /// What there is to tell of a plan.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn of(plan: &Plan) -> Result<Self, Error> {
+        let Plan { id, sources, targets, work, .. } = plan;
+        let (kind, source, target) = (work.name(), work.source(), work.target());
+        Ok(Self { id: *id, kind, source, target, sources: signed(sources)?, targets: signed(targets)? })
+    }
+
+    /// A `kvpager.Plan`.
+    pub fn build(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        let word = |word| PyString::intern(py, word);
+        plan_class(py)?.call1((
+            self.id.number,
+            self.id.generation,
+            word(self.kind),
+            word(self.source.name()),
+            read_only(py, self.sources),
+            word(self.target.name()),
+            read_only(py, self.targets),
+        ))
+    }
+
+    /// A `kvpager.PlanStatus`.
+    pub fn with_state(self, py: Python<'_>, state: PlanState) -> PyResult<Bound<'_, PyAny>> {
+        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        CLASS.import(py, "kvpager.plans", "PlanStatus")?.call1((self.build(py)?, state.name(), state.tick()))
+    }
+}
+
+/// A plan that a call has just made. Where the allocator refuses to tell of it, it is there nevertheless.
+pub struct Made(Option<Told>);
+
+impl Made {
+    /// The plan of this name.
+    pub fn of(pager: &Pager, id: PlanId) -> Self {
+        Self(pager.find_plan(id).ok().flatten().and_then(|plan| Told::of(plan).ok()))
+    }
+
+    /// A `kvpager.Plan`.
+    pub fn build(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        self.0.ok_or_else(|| lost_plan(py))?.build(py)
+    }
+}
+
+fn signed(ids: &[BlockId]) -> Result<Vec<i32>, Error> {
+    let mut signed = with_capacity(ids.len())?;
+    signed.extend(ids.iter().copied().map(BlockId::cast_signed));
+    Ok(signed)
+}

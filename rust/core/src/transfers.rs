@@ -1,0 +1,336 @@
+//! Plans: what is to be copied between the tiers, for whom, and how far it is.
+//!
+//! The core plans and guards, a mover copies, the core is told. A plan is named by a number, which is used again once it
+//! has ended, and a generation, by which late reports of it are recognised.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, Handle, NodeId};
+use crate::sequence::Sequence;
+
+/// Where blocks are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tier {
+    /// Where kernels read them.
+    Device,
+    /// In the host's memory.
+    Host,
+}
+
+impl Tier {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Names a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlanId {
+    /// Its number, while it has not ended.
+    pub number: u32,
+    /// How many plans had that number before.
+    pub generation: u32,
+}
+
+/// How far a plan is. (One that has ended is no more.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PlanState {
+    /// It may be cancelled.
+    Planned,
+    /// A mover copies, since this tick.
+    Started(u64),
+    /// Nobody knows what a mover does. It was started at this tick.
+    Abandoned(u64),
+}
+
+impl PlanState {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Planned => "planned",
+            Self::Started(_) => "started",
+            Self::Abandoned(_) => "abandoned",
+        }
+    }
+
+    /// When it was started.
+    #[must_use]
+    pub const fn tick(self) -> Option<u64> {
+        match self {
+            Self::Planned => None,
+            Self::Started(tick) | Self::Abandoned(tick) => Some(tick),
+        }
+    }
+}
+
+/// Consecutive blocks of one path that an offload copies.
+#[derive(Debug)]
+pub struct Chain {
+    /// The device's node that ends with them, which the plan holds.
+    pub end: NodeId,
+    /// Blocks of the path above them.
+    pub start: usize,
+    /// How many they are.
+    pub len: usize,
+    /// The host's node that ends with the block above them, which the plan holds; none where that is not there.
+    pub above: Option<NodeId>,
+}
+
+/// Who takes part in a fetch.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// The sequence.
+    pub sequence: Handle,
+    /// It gets the blocks of its path up to here.
+    pub end: usize,
+}
+
+/// The sequence behind a swap.
+#[derive(Debug)]
+pub enum Owner {
+    /// It is still there.
+    Sequence(Handle),
+    /// It was released: the plan holds what is being read for it.
+    Released(Box<Sequence>),
+    /// It was released or is swapped again, and the plan holds nothing for it.
+    Nobody,
+}
+
+impl Owner {
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Nobody)
+    }
+}
+
+/// Why blocks are copied, and what the plan holds besides its destinations.
+#[derive(Debug)]
+pub enum Work {
+    /// Cold blocks go to the host.
+    Offload {
+        /// What is read.
+        chains: Vec<Chain>,
+    },
+    /// An admission's blocks come back.
+    Fetch {
+        /// Blocks of the path above them.
+        start: usize,
+        /// The host's node that ends with the last of them.
+        source: Option<NodeId>,
+        /// Who waits for them, in the order of joining.
+        members: Vec<Member>,
+    },
+    /// A sequence leaves the device.
+    SwapOut {
+        /// Who.
+        owner: Owner,
+        /// Blocks of its path that were on the host already.
+        start: usize,
+    },
+    /// A sequence comes back.
+    SwapIn {
+        /// Who.
+        owner: Owner,
+    },
+}
+
+impl Work {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Offload { .. } => "offload",
+            Self::Fetch { .. } => "fetch",
+            Self::SwapOut { .. } => "swap_out",
+            Self::SwapIn { .. } => "swap_in",
+        }
+    }
+
+    /// Where the bytes come from.
+    #[must_use]
+    pub const fn source(&self) -> Tier {
+        match self {
+            Self::Offload { .. } | Self::SwapOut { .. } => Tier::Device,
+            Self::Fetch { .. } | Self::SwapIn { .. } => Tier::Host,
+        }
+    }
+
+    /// Everything that the plan holds besides its destinations, taken out of it.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        match self {
+            Self::Offload { chains } => Self::Offload { chains: std::mem::take(chains) },
+            Self::Fetch { start, source, members } => {
+                Self::Fetch { start: *start, source: source.take(), members: std::mem::take(members) }
+            }
+            Self::SwapOut { owner, start } => Self::SwapOut { owner: owner.take(), start: *start },
+            Self::SwapIn { owner } => Self::SwapIn { owner: owner.take() },
+        }
+    }
+
+    /// Where they go.
+    #[must_use]
+    pub const fn target(&self) -> Tier {
+        match self.source() {
+            Tier::Device => Tier::Host,
+            Tier::Host => Tier::Device,
+        }
+    }
+}
+
+/// A plan that has not ended.
+#[derive(Debug)]
+pub struct Plan {
+    /// Its name.
+    pub id: PlanId,
+    /// Counts plans: their order.
+    pub serial: u64,
+    /// How far it is.
+    pub state: PlanState,
+    /// What is read.
+    pub sources: Vec<BlockId>,
+    /// What is written, which the plan holds.
+    pub targets: Vec<BlockId>,
+    /// What for.
+    pub work: Work,
+}
+
+/// All plans that have not ended.
+#[derive(Debug, Default)]
+pub struct Plans {
+    /// By number: how often it has been used, and by whom it is.
+    slots: Vec<(u32, Option<Box<Plan>>)>,
+    free: BTreeSet<u32>,
+    next_serial: u64,
+    /// Blocks of each tier that plans write, and of these the abandoned ones'.
+    writing: [usize; 2],
+    quarantined: [usize; 2],
+    /// Device blocks that offloads read.
+    pub in_flight: BTreeSet<BlockId>,
+}
+
+impl Plans {
+    /// Makes room for a plan, so that adding it cannot fail.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn reserve(&mut self) -> Result<()> {
+        Ok(self.slots.try_reserve(1)?)
+    }
+
+    /// The name that the next plan will have.
+    #[must_use]
+    pub fn next_id(&self) -> PlanId {
+        let number = self.free.first().copied().unwrap_or(self.slots.len() as u32);
+        let generation = self.slots.get(number as usize).map_or(0, |slot| slot.0);
+        PlanId { number, generation }
+    }
+
+    /// Adds a plan; `reserve` made room.
+    pub fn insert(&mut self, sources: Vec<BlockId>, targets: Vec<BlockId>, work: Work) -> PlanId {
+        let id = self.next_id();
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        self.writing[work.target() as usize] += targets.len();
+        let plan = Box::new(Plan { id, serial, state: PlanState::Planned, sources, targets, work });
+        self.free.remove(&id.number);
+        if let Some(slot) = self.slots.get_mut(id.number as usize) {
+            slot.1 = Some(plan);
+        } else {
+            self.slots.push((0, Some(plan)));
+        }
+        id
+    }
+
+    /// The plan of this name, unless it has ended.
+    ///
+    /// # Errors
+    /// `Value` if there never was one.
+    pub fn get(&self, id: PlanId) -> Result<Option<&Plan>> {
+        match self.slots.get(id.number as usize) {
+            Some((generation, plan)) if *generation == id.generation && plan.is_some() => Ok(plan.as_deref()),
+            Some((generation, _)) if *generation > id.generation => Ok(None),
+            _ => Err(Error::Value(format!(
+                "this pager has made no plan {} of generation {}: it is another pager's",
+                id.number, id.generation
+            ))),
+        }
+    }
+
+    /// The plan of this name, to be changed; not to be ended.
+    pub fn get_mut(&mut self, id: PlanId) -> Option<&mut Plan> {
+        match self.slots.get_mut(id.number as usize) {
+            Some((generation, plan)) if *generation == id.generation => plan.as_deref_mut(),
+            _ => None,
+        }
+    }
+
+    /// The plan has ended: its number is free.
+    pub fn remove(&mut self, id: PlanId) -> Option<Box<Plan>> {
+        let (generation, slot) = self.slots.get_mut(id.number as usize)?;
+        let plan = slot.take()?;
+        *generation += 1;
+        self.free.insert(id.number);
+        let tier = plan.work.target() as usize;
+        match plan.state {
+            PlanState::Abandoned(_) => self.quarantined[tier] -= plan.targets.len(),
+            _ => self.writing[tier] -= plan.targets.len(),
+        }
+        end_flight(&mut self.in_flight, &plan);
+        Some(plan)
+    }
+
+    /// A started plan is given up.
+    pub fn abandon(&mut self, id: PlanId) {
+        let Some((_, Some(plan))) = self.slots.get_mut(id.number as usize) else { return };
+        let PlanState::Started(tick) = plan.state else { return };
+        let (tier, len) = (plan.work.target() as usize, plan.targets.len());
+        self.writing[tier] -= len;
+        self.quarantined[tier] += len;
+        end_flight(&mut self.in_flight, plan);
+        plan.state = PlanState::Abandoned(tick);
+    }
+
+    /// Blocks of a tier that plans write.
+    #[must_use]
+    pub const fn num_writing(&self, tier: Tier) -> usize {
+        self.writing[tier as usize]
+    }
+
+    /// Blocks of a tier that abandoned plans may still write.
+    #[must_use]
+    pub const fn num_quarantined(&self, tier: Tier) -> usize {
+        self.quarantined[tier as usize]
+    }
+
+    /// All plans, in no order that means anything.
+    pub fn iter(&self) -> impl Iterator<Item = &Plan> {
+        self.slots.iter().filter_map(|(_, plan)| plan.as_deref())
+    }
+
+    /// All plans, in the order in which they were made.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn in_order(&self) -> Result<Vec<&Plan>> {
+        let mut plans = crate::memory::with_capacity(self.slots.len())?;
+        plans.extend(self.iter());
+        plans.sort_unstable_by_key(|plan: &&Plan| plan.serial);
+        Ok(plans)
+    }
+}
+
+/// Nobody waits for what an offload reads any more.
+fn end_flight(in_flight: &mut BTreeSet<BlockId>, plan: &Plan) {
+    if let (Work::Offload { .. }, PlanState::Planned | PlanState::Started(_)) = (&plan.work, plan.state) {
+        for source in &plan.sources {
+            in_flight.remove(source);
+        }
+    }
+}
