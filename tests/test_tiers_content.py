@@ -18,9 +18,9 @@ FIRST_CONTENT_TOKEN = 2**30
 
 pytestmark = each_with_tiers
 
-# Two images of three blocks that agree in the first one, and more.
+# Two images, in three blocks with the text behind them, that agree in the first block, and more.
 LIKE = [FIRST_CONTENT_TOKEN] * 6
-ONE, OTHER = LIKE + [FIRST_CONTENT_TOKEN + 1] * 6, LIKE + [FIRST_CONTENT_TOKEN + 2] * 6
+ONE, OTHER = [*LIKE, *[FIRST_CONTENT_TOKEN + 1] * 5, 1], [*LIKE, *[FIRST_CONTENT_TOKEN + 2] * 5, 1]
 
 
 def test_an_image_is_not_copied_below_the_block_of_another(implementation):
@@ -40,6 +40,17 @@ def test_an_image_goes_as_a_whole_even_if_less_was_asked_for(implementation):
     plan = pager.offload(2)
     assert plan.source_ids.tolist() == [0, 1, 2, 3]
     assert pager.offload(1) is None
+
+
+def test_an_image_that_ends_with_its_path_may_go_on(implementation):
+    """Nobody knows what is behind it, so it waits for that."""
+    pager = implementation(8, 4, num_host_blocks=8)
+    sequence = admit_committed(pager, [5] * 4 + LIKE[:4])
+    assert pairs(pager.offload_committed(sequence)) == [(0, 0)]
+    assert pager.offload_committed(sequence) is None
+    sequence.extend([7] * 4)
+    sequence.commit()
+    assert pairs(pager.offload_committed(sequence)) == [(1, 1), (2, 2)]
 
 
 def test_an_image_larger_than_the_host_is_passed_over(implementation):

@@ -128,14 +128,16 @@ def as_tick(name: str, value: object) -> int:
 
 def as_mask(name: str, values: object, length: int) -> list[bool]:
     """One yes or no for each block of a plan."""
-    if isinstance(values, np.ndarray):
-        if values.dtype != np.bool_ or values.ndim != 1:
-            raise TypeError(f"{name} must be bools in one dimension, not {values.dtype} in {values.ndim}")
-        mask: list[bool] = values.tolist()
-    elif isinstance(values, (list, tuple)):
+    try:
+        array = np.asarray(memoryview(values))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):
+        if not isinstance(values, abc.Sequence) or isinstance(values, str):
+            raise TypeError(f"{name} must be a sequence or a buffer of bools, not {type(values).__name__}") from None
         mask = [as_bool(f"{name}[{position}]", value) for position, value in enumerate(values)]
     else:
-        raise TypeError(f"{name} must be a list, tuple or array of bools, not {type(values).__name__}")
+        if array.dtype.kind not in "biu" or array.ndim != 1:
+            raise TypeError(f"{name} must be bools in one dimension, not {array.dtype} in {array.ndim}")
+        mask = [value != 0 for value in array.tolist()]
     if len(mask) != length:
         raise ValueError(f"{name} needs a value for each of the plan's {length} blocks, not {len(mask)}")
     return mask
