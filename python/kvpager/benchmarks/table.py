@@ -121,7 +121,7 @@ SPECS = [
         "swap_in_8k", "plan a swap-in of 8k, against an admit", "x", Goal(3), _times("swap_in_8k", "tier_admit_8k")
     ),
     RowSpec(
-        "offload_8k", "plan an offload of 8k, against an admit", "x", Goal(3), _times("offload_8k", "tier_admit_8k")
+        "offload_8k", "plan an offload of 8k, against an admit", "x", Goal(4), _times("offload_8k", "tier_admit_8k")
     ),
     RowSpec("tier_hit", "full hit 8k, with a host tier against none", "x", Goal(1.1), _times("tier_hit_8k", "hit_8k")),
     RowSpec("tier_fetch", "the same, willing to fetch", "x", Goal(1.2), _times("tier_hit_fetch_8k", "hit_8k")),

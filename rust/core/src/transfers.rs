@@ -4,9 +4,11 @@
 //! has ended, and a generation, by which late reports of it are recognised.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Handle, NodeId};
+use crate::memory::{with_capacity, zeroed};
 use crate::sequence::Sequence;
 
 /// Where blocks are.
@@ -202,7 +204,7 @@ pub struct Plan {
 }
 
 /// All plans that have not ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Plans {
     /// By number: how often it has been used, and by whom it is.
     slots: Vec<(u32, Option<Box<Plan>>)>,
@@ -211,11 +213,58 @@ pub struct Plans {
     /// Blocks of each tier that plans write, and of these the abandoned ones'.
     writing: [usize; 2],
     quarantined: [usize; 2],
-    /// Device blocks that offloads read.
-    pub in_flight: BTreeSet<BlockId>,
+    in_flight: InFlight,
+}
+
+/// Device blocks that offloads bring to the host.
+#[derive(Debug, Default)]
+struct InFlight {
+    is_there: Vec<bool>,
+    count: usize,
+}
+
+impl InFlight {
+    fn set(&mut self, blocks: &[BlockId], in_flight: bool) {
+        for &block in blocks {
+            self.is_there[block as usize] = in_flight;
+        }
+        self.count = if in_flight { self.count + blocks.len() } else { self.count - blocks.len() };
+    }
 }
 
 impl Plans {
+    /// No plans. Where there is a host tier, the device has so many blocks, else 0.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn new(num_blocks: usize) -> Result<Self> {
+        Ok(Self {
+            slots: Vec::new(),
+            free: BTreeSet::new(),
+            next_serial: 0,
+            writing: [0; 2],
+            quarantined: [0; 2],
+            in_flight: InFlight { is_there: zeroed(num_blocks)?, count: 0 },
+        })
+    }
+
+    /// An offload is to bring these blocks to the host.
+    pub fn begin_flight(&mut self, blocks: &[BlockId]) {
+        self.in_flight.set(blocks, true);
+    }
+
+    /// Of some blocks: the first that no offload brings to the host, and those directly behind it.
+    #[must_use]
+    pub fn first_not_in_flight(&self, blocks: &[BlockId]) -> Range<usize> {
+        if self.in_flight.count == 0 {
+            return 0..blocks.len();
+        }
+        let in_flight = |&block: &BlockId| self.in_flight.is_there[block as usize];
+        let start = blocks.iter().position(|block| !in_flight(block)).unwrap_or(blocks.len());
+        let len = blocks[start..].iter().position(in_flight).unwrap_or(blocks.len() - start);
+        start..start + len
+    }
+
     /// Makes room for a plan, so that adding it cannot fail.
     ///
     /// # Errors
@@ -319,7 +368,7 @@ impl Plans {
     /// # Errors
     /// `Memory` if the allocator refuses.
     pub fn in_order(&self) -> Result<Vec<&Plan>> {
-        let mut plans = crate::memory::with_capacity(self.slots.len())?;
+        let mut plans = with_capacity(self.slots.len())?;
         plans.extend(self.iter());
         plans.sort_unstable_by_key(|plan: &&Plan| plan.serial);
         Ok(plans)
@@ -327,10 +376,8 @@ impl Plans {
 }
 
 /// Nobody waits for what an offload reads any more.
-fn end_flight(in_flight: &mut BTreeSet<BlockId>, plan: &Plan) {
+fn end_flight(in_flight: &mut InFlight, plan: &Plan) {
     if let (Work::Offload { .. }, PlanState::Planned | PlanState::Started(_)) = (&plan.work, plan.state) {
-        for source in &plan.sources {
-            in_flight.remove(source);
-        }
+        in_flight.set(&plan.sources, false);
     }
 }

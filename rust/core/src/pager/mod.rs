@@ -119,7 +119,7 @@ impl Pager {
                 0 => None,
                 blocks => Some(Box::new(Host::new(blocks, config.block_size, key)?)),
             },
-            plans: Plans::default(),
+            plans: Plans::new(if config.num_host_blocks > 0 { config.num_blocks } else { 0 })?,
             fences: Fences::new(config.num_host_blocks > 0),
             in_transit: BTreeMap::new(),
             num_running: 0,

@@ -123,7 +123,7 @@ impl Pager {
         let mut ids = with_capacity(path.blocks - start)?;
         self.index.push_path_blocks(path.node, path.blocks, start, &mut ids);
 
-        let missing = self.missing(&ids);
+        let missing = self.plans.first_not_in_flight(&ids);
         let chain = start + missing.start..start + missing.end;
         // A run of content tokens is copied whole or not at all. It may go on behind the path, where nothing is known.
         let token = |at: usize| tokens.get(at).copied().unwrap_or(CONTENT_START);
@@ -158,7 +158,7 @@ impl Pager {
         draft.sources.extend_from_slice(sources);
         draft.chains.push(Chain { end, start: chain.start, len, above });
         draft.wanted = draft.wanted.saturating_sub(len);
-        self.plans.in_flight.extend(sources);
+        self.plans.begin_flight(sources);
         self.hold_for_plan(end);
         Ok(Look::Made)
     }
@@ -168,14 +168,6 @@ impl Pager {
         let root = host.index.find_root(&self.index.root(root).name)?;
         let found = host.index.walk(root, tokens, blocks);
         (found.blocks > 0).then_some(found)
-    }
-
-    /// Of some blocks that are not on the host: the first that no plan brings there, and those directly behind it.
-    fn missing(&self, ids: &[BlockId]) -> Range<usize> {
-        let in_flight = |&id: &BlockId| self.plans.in_flight.contains(&id);
-        let start = ids.iter().position(|id| !in_flight(id)).unwrap_or(ids.len());
-        let len = ids[start..].iter().position(in_flight).unwrap_or(ids.len() - start);
-        start..start + len
     }
 
     /// An offload has ended, and so many of each chain's blocks as `arrived` says are on the host. Answers, in `lost`, the
