@@ -3,8 +3,7 @@
 use std::collections::TryReserveError;
 use std::fmt;
 
-use crate::ids::Token;
-use crate::transfers::Tier;
+use crate::ids::{Tier, Token};
 
 /// The result of a call on the core.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -13,6 +13,35 @@ pub const TOKEN_END: Token = 1 << 31;
 /// Values from here on stand for content that is no text (an image, say): see `content`.
 pub const CONTENT_START: Token = 1 << 30;
 
+/// Where blocks are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tier {
+    /// Where kernels read them.
+    Device,
+    /// In the host's memory.
+    Host,
+}
+
+impl Tier {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Names a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlanId {
+    /// Its number, while it has not ended.
+    pub number: u32,
+    /// How many plans had that number before.
+    pub generation: u32,
+}
+
 /// A node of the prefix tree, or the root of a namespace: the high bit tells which.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(u32);

@@ -2,9 +2,8 @@
 
 use crate::batch::Seat;
 use crate::host::Away;
-use crate::ids::{BlockId, NodeId};
+use crate::ids::{BlockId, NodeId, PlanId};
 use crate::tail::Tail;
-use crate::transfers::PlanId;
 
 /// May it be stepped?
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,37 +8,9 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Handle, NodeId};
+pub use crate::ids::{PlanId, Tier};
 use crate::memory::{with_capacity, zeroed};
 use crate::sequence::Sequence;
-
-/// Where blocks are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tier {
-    /// Where kernels read them.
-    Device,
-    /// In the host's memory.
-    Host,
-}
-
-impl Tier {
-    /// The word for it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Host => "host",
-        }
-    }
-}
-
-/// Names a plan.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PlanId {
-    /// Its number, while it has not ended.
-    pub number: u32,
-    /// How many plans had that number before.
-    pub generation: u32,
-}
 
 /// How far a plan is. (One that has ended is no more.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
