@@ -5,7 +5,7 @@ use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
-use crate::ids::{CONTENT_START, Handle, NodeId};
+use crate::ids::{BlockId, CONTENT_START, Handle, NodeId};
 use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
@@ -80,12 +80,23 @@ impl Pager {
 
     /// A child knows what is known, and shares the blocks of that.
     pub(super) fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
+        self.child(parent, Vec::new(), Tail::default()).map(Box::new)
+    }
+
+    /// The same in the memory of a sequence that has ended.
+    pub(super) fn child_in(&self, parent: &Sequence, mut ended: Box<Sequence>) -> Result<Box<Sequence>> {
+        ended.table.clear();
+        ended.tail.clear();
+        *ended = self.child(parent, std::mem::take(&mut ended.table), std::mem::take(&mut ended.tail))?;
+        Ok(ended)
+    }
+
+    fn child(&self, parent: &Sequence, mut table: Vec<BlockId>, mut tail: Tail) -> Result<Sequence> {
         let block_size = self.config.block_size;
         let len = self.num_known(parent);
         let blocks = self.blocks_of_known(parent);
-        let mut table = with_capacity(blocks)?;
+        table.try_reserve_exact(blocks)?;
         table.extend_from_slice(&parent.table[..blocks]);
-        let mut tail = Tail::default();
         for slice in parent.tail.slices(block_size) {
             tail.extend(slice, block_size)?;
         }
@@ -93,16 +104,7 @@ impl Pager {
             tail.truncate(len - parent.path_blocks * block_size, block_size);
         }
         // What is forked from a held prefix runs.
-        Ok(Box::new(Sequence {
-            table,
-            tail,
-            len,
-            pinned: false,
-            lost_tokens: 0,
-            seat: Seat::None,
-            announced: None,
-            ..*parent
-        }))
+        Ok(Sequence { table, tail, len, pinned: false, lost_tokens: 0, seat: Seat::None, announced: None, ..*parent })
     }
 
     /// Keeps the first `len` tokens.
@@ -231,10 +233,14 @@ impl Pager {
 
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
     pub fn release(&mut self, handle: Handle, departure: Departure) {
-        let Some(mut sequence) = self.sequences.take(handle) else {
+        if self.end(handle, departure).is_none() {
             self.counters.noop_calls += 1;
-            return;
-        };
+        }
+    }
+
+    /// The same; answers what was kept of it, unless it was released before.
+    pub(super) fn end(&mut self, handle: Handle, departure: Departure) -> Option<Box<Sequence>> {
+        let mut sequence = self.sequences.take(handle)?;
         self.vacate(&mut sequence, handle);
         match sequence.state {
             State::Running => self.give_back(&sequence, Self::context(&sequence, departure)),
@@ -243,6 +249,7 @@ impl Pager {
         self.unpin_root(sequence.root);
         self.sequences.retire(handle);
         self.counters.clock_ticks += 1;
+        Some(sequence)
     }
 
     /// Ends a sequence whose handle was dropped; does nothing if it was released in the meantime.

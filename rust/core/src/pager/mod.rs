@@ -15,6 +15,7 @@ mod read;
 mod rows;
 mod step;
 mod step_end;
+mod survey;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,12 +33,11 @@ use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
 
+pub use crate::batch::{Counts, Outcome};
 pub use admit::PrefixMatch;
 pub(crate) use admit::check_tokens;
 pub use computing::{Admitted, Computing};
 pub use life::FORK_MAX;
-pub use step::Counts;
-pub use step_end::Outcome;
 
 /// A KV-cache pager.
 #[derive(Debug)]
@@ -61,6 +61,9 @@ pub struct Pager {
     pub(crate) num_running: usize,
     pub(crate) num_running_pinned: usize,
     pub(crate) num_preempted: usize,
+    /// Sequences that the last reorder of beams has released: memory for the children of the next one.
+    #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
+    pub(crate) left_beams: Vec<Box<Sequence>>,
     /// Steps and batches of copies that were handed out and not taken back: the kernels' order.
     pub(crate) num_launches: u64,
 }
@@ -102,6 +105,7 @@ impl Pager {
             num_running: 0,
             num_running_pinned: 0,
             num_preempted: 0,
+            left_beams: Vec::new(),
             num_launches: 0,
             config,
         })
