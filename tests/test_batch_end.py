@@ -128,6 +128,21 @@ def test_rejected_drafts_are_cut_off_unseen(implementation, accepted, token):
     assert pager.check() == []
 
 
+def test_what_rejected_drafts_leave_is_shared_if_it_was_forked_meanwhile(implementation):
+    pager = implementation(8, 16)
+    a = pager.admit([1, 2, 3, 4])
+    batch = in_batch(pager, a)
+    first = batch.step(4)
+    second = batch.step(3, [5, 6, 7])
+    children = a.fork()
+    first.commit()
+    second.commit([9], [1])
+    assert batch.blocks_needed() == 1, "the child holds the block, too"
+    assert batch.step().copies.tolist() == [[0, 1]]
+    assert (a.num_committed, a.tokens.tolist()) == (5, [1, 2, 3, 4, 5, 9])
+    assert [ids(child) for child in children] == [[0]]
+
+
 def test_all_drafts_are_accepted_unless_told_otherwise(implementation):
     pager = implementation(16, 4)
     a = admit_committed(pager, PROMPT)

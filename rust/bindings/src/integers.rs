@@ -15,12 +15,17 @@ use crate::errors::{shown, to_python, token_error, token_type_error};
 pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
     if let Ok(array) = argument.cast::<PyArray1<i32>>() {
         let values = copied(array)?;
-        return match values.iter().position(|&value| value < -1) {
-            Some(position) => {
-                Err(outside(values[position].into_pyobject(argument.py())?.as_any(), Some(position), name)?)
-            }
-            None => Ok(values),
-        };
+        // The least one first: a loop without a way out takes many at once.
+        let least = values.iter().copied().min().unwrap_or_default();
+        if least >= -1 {
+            return Ok(values);
+        }
+        let position = values.iter().position(|&value| value < -1);
+        return Err(outside(
+            position.map_or(least, |at| values[at]).into_pyobject(argument.py())?.as_any(),
+            position,
+            name,
+        )?);
     }
     if let Ok(array) = argument.cast::<PyArray1<i64>>() {
         let values = copied(array)?;

@@ -159,6 +159,20 @@ impl Tail {
         self.pieces[at / Self::piece_tokens(block_size)].token_area(block_size)[at % Self::piece_tokens(block_size)]
     }
 
+    /// Copies the tokens from an offset on, as many as `out` has room for.
+    pub fn copy_from(&self, offset: usize, mut out: &mut [Token], block_size: usize) {
+        debug_assert!(offset + out.len() <= self.len);
+        let mut at = self.skip * block_size + offset;
+        while !out.is_empty() {
+            let piece = &self.pieces[at / Self::piece_tokens(block_size)].token_area(block_size);
+            let rest = &piece[at % Self::piece_tokens(block_size)..];
+            let (now, later) = out.split_at_mut(out.len().min(rest.len()));
+            now.copy_from_slice(&rest[..now.len()]);
+            at += now.len();
+            out = later;
+        }
+    }
+
     /// Replaces the token at an offset from the tail's start.
     pub fn set(&mut self, offset: usize, token: Token, block_size: usize) {
         debug_assert!(offset < self.len);
@@ -286,6 +300,15 @@ impl Tail {
         let run = Run::with_tokens(&self.first(block_size)[..blocks * block_size], blocks.max(growth), block_size)?;
         self.advance(blocks, block_size);
         Ok(run)
+    }
+
+    /// Drops all tokens. A short buffer stays, for those that come.
+    pub fn clear(&mut self) {
+        self.pieces.truncate(1);
+        if self.pieces.front().is_some_and(|piece| piece.capacity() > GROWTH_BLOCKS) {
+            self.pieces.clear();
+        }
+        (self.skip, self.len) = (0, 0);
     }
 
     /// Keeps the first `len` tokens.

@@ -9,13 +9,19 @@
 //! may be written as is                               planned ..... limit
 //! ```
 //!
-//! A row that is all zero is *cold*: its sequence has been used on its own since, and the next step looks at it
-//! again. What is pending is *flushed* into the sequence before anybody else reads that, which makes the row cold; its
-//! tail has room for `PENDING_MAX` tokens until then, so that flushing cannot fail.
+//! A row may be *cold*: its sequence has been used on its own since, and the next step looks at it again. What is
+//! pending is *flushed* into the sequence before anybody else reads that, which makes the row cold; its tail has room for
+//! `PENDING_MAX` tokens until then, so that flushing cannot fail. A block that becomes full is published from here; the
+//! sequence learns of that when it is flushed, too.
 
 mod arrays;
+mod asked;
+mod changes;
+mod filling;
 mod forms;
+mod outcome;
 mod plan;
+mod row;
 mod shape;
 
 use std::collections::BTreeSet;
@@ -25,12 +31,14 @@ use crate::ids::{BlockId, Handle, Token};
 use crate::memory::{with_capacity, zeroed};
 
 pub use arrays::Arrays;
+pub use asked::{Ahead, Counts};
+pub use changes::{Change, Changes};
+pub use filling::{Cursor, plan_rows};
 pub use forms::{Ragged, Tables};
+pub use outcome::{Outcome, Told, commit_usual_rows, find_slow_rows};
 pub use plan::{Growth, LentCopy, Plan, Planned};
+pub use row::{PENDING_MAX, Pending, Row};
 pub use shape::{BUFFERS_LIMITS, BUFFERS_MAX, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
-
-/// Most tokens that wait in a row: a block of 16, and some drafts.
-pub const PENDING_MAX: usize = 24;
 
 /// The token of a position whose token is not known yet.
 pub const PLACEHOLDER: Token = Token::MAX;
@@ -70,35 +78,6 @@ impl Seat {
     }
 }
 
-/// What a step needs of a row's sequence. All zero for an empty row.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Row {
-    /// Positions given to steps.
-    pub planned: u32,
-    /// Positions from `planned` up to here lie in one block, which may be written as it is.
-    pub limit: u32,
-    /// Tokens, placeholders included.
-    pub len: u32,
-    /// Tokens that the sequence itself has; the others are pending.
-    pub flushed: u32,
-    /// Positions whose KV is written.
-    pub committed: u32,
-    /// Committing up to here makes a block full.
-    pub publish_at: u32,
-    /// Positions for which the table has blocks; 0 in a cold row.
-    pub table_end: u32,
-    /// Slot of a position below `limit`, less the position.
-    pub slot_base: i64,
-}
-
-impl Row {
-    /// Must its sequence be looked at again? (A sequence that runs has a block.)
-    #[must_use]
-    pub const fn is_cold(&self) -> bool {
-        self.table_end == 0
-    }
-}
-
 /// A row that the step's usual path does not cover.
 #[derive(Clone, Copy, Debug)]
 pub struct Slow {
@@ -125,8 +104,10 @@ pub struct Batch {
     pub rows: Vec<Row>,
     /// The sequence of each row.
     pub sequences: Vec<Option<Handle>>,
-    /// Pending tokens, `PENDING_MAX` for each row.
-    pub pending: Vec<Token>,
+    /// Times that a row has become cold, or another sequence's.
+    pub num_chills: u64,
+    /// Pending tokens of each row.
+    pub pending: Vec<Pending>,
     /// For each buffer and row: its row in that buffer's step, as of that step.
     pub plan_rows: Vec<Vec<u32>>,
     /// The step of each buffer.
@@ -141,9 +122,8 @@ pub struct Batch {
     pub holes: BTreeSet<u32>,
     /// Rows in use.
     pub num_sequences: usize,
-    /// For each buffer, and for `updates` (the last): rows whose table differs from what is written there, from a
-    /// column on.
-    pub patches: Vec<Vec<(u32, u32)>>,
+    /// For each buffer, and for `updates` (the last): where tables differ from what is written there.
+    pub changes: Vec<Changes>,
     /// For each buffer: columns written in each row, rows and tokens written, and the last `query_start_loc`.
     pub written: Vec<arrays::Written>,
     // Scratch of one call, kept so that a steady step allocates nothing.
@@ -170,8 +150,9 @@ impl Batch {
         let per_buffer = || -> Result<Vec<Vec<u32>>> { (0..buffers).map(|_| with_capacity(rows)).collect() };
         let mut batch = Self {
             rows: with_capacity(rows)?,
+            num_chills: 0,
             sequences: with_capacity(rows)?,
-            pending: with_capacity(rows * PENDING_MAX)?,
+            pending: with_capacity(rows)?,
             plan_rows: per_buffer()?,
             plans: Vec::new(),
             oldest: 0,
@@ -179,7 +160,7 @@ impl Batch {
             left: Vec::new(),
             holes: BTreeSet::new(),
             num_sequences: 0,
-            patches: Vec::new(),
+            changes: Vec::new(),
             written: Vec::new(),
             slow: with_capacity(rows)?,
             slow_rows: with_capacity(rows)?,
@@ -194,7 +175,7 @@ impl Batch {
             batch.written.push(arrays::Written::with_rows(rows)?);
         }
         for _ in 0..=buffers {
-            batch.patches.push(with_capacity(2 * rows)?);
+            batch.changes.push(Changes::with_rows(rows)?);
         }
         Ok(batch)
     }
@@ -303,9 +284,9 @@ impl Batch {
     /// Puts a sequence into the lowest empty row, which there is.
     pub fn seat(&mut self, sequence: Handle) -> u32 {
         let row = self.holes.pop_first().unwrap_or_else(|| {
-            self.rows.push(Row::default());
+            self.rows.push(Row::EMPTY);
             self.sequences.push(None);
-            self.pending.resize(self.rows.len() * PENDING_MAX, 0);
+            self.pending.push(Pending::EMPTY);
             for plan_rows in &mut self.plan_rows {
                 plan_rows.push(NO_ROW);
             }
@@ -326,11 +307,17 @@ impl Batch {
     /// A row has this sequence, which no step names there, and must be looked at.
     fn set_row(&mut self, row: u32, sequence: Option<Handle>) {
         let at = row as usize;
-        self.rows[at] = Row::default();
+        self.chill(at);
         self.sequences[at] = sequence;
         for plan_rows in &mut self.plan_rows {
             plan_rows[at] = NO_ROW;
         }
+    }
+
+    /// A row keeps nothing any more.
+    pub fn chill(&mut self, at: usize) {
+        self.rows[at] = Row::EMPTY;
+        self.num_chills += 1;
     }
 
     /// Empties a row.
@@ -342,12 +329,12 @@ impl Batch {
         while self.sequences.last() == Some(&None) {
             self.sequences.pop();
             self.rows.pop();
+            self.pending.pop();
             for plan_rows in &mut self.plan_rows {
                 plan_rows.pop();
             }
             self.holes.remove(&(self.rows.len() as u32));
         }
-        self.pending.truncate(self.rows.len() * PENDING_MAX);
     }
 
     /// Moves the sequence of the last row to an empty one.
@@ -355,7 +342,7 @@ impl Batch {
         let (from, at) = (self.rows.len() - 1, to as usize);
         self.rows[at] = self.rows[from];
         self.sequences[at] = self.sequences[from];
-        self.pending.copy_within(from * PENDING_MAX..(from + 1) * PENDING_MAX, at * PENDING_MAX);
+        self.pending[at] = self.pending[from];
         for plan_rows in &mut self.plan_rows {
             plan_rows[at] = plan_rows[from];
         }
@@ -378,33 +365,35 @@ impl Batch {
     #[must_use]
     pub fn pending(&self, row: usize) -> &[Token] {
         let waiting = (self.rows[row].len - self.rows[row].flushed) as usize;
-        &self.pending[row * PENDING_MAX..][..waiting]
+        &self.pending[row].0[..waiting]
+    }
+
+    /// Can a token wait in a row?
+    #[must_use]
+    pub fn has_room_for_token(&self, row: usize) -> bool {
+        !self.rows[row].is_cold() && self.pending(row).len() + 1 < PENDING_MAX
     }
 
     /// A row's table changed from a column on.
     pub fn patch(&mut self, row: u32, column: usize) {
-        for patches in &mut self.patches {
-            push_patch(patches, row, column as u32);
+        self.patch_all(Change::from_column(row, column as u32));
+    }
+
+    /// A block was appended to a row's table.
+    pub fn patch_block(&mut self, row: u32, column: u32, block: BlockId) {
+        self.patch_all(Change::appended(row, column, block));
+    }
+
+    fn patch_all(&mut self, change: Change) {
+        for changes in &mut self.changes {
+            changes.note(change);
         }
     }
 
     /// What `updates` shows next has this row from a column on.
     pub fn patch_updates(&mut self, row: u32, column: u32) {
-        if let Some(patches) = self.patches.last_mut() {
-            push_patch(patches, row, column);
+        if let Some(changes) = self.changes.last_mut() {
+            changes.note(Change::from_column(row, column));
         }
     }
-}
-
-fn push_patch(patches: &mut Vec<(u32, u32)>, row: u32, column: u32) {
-    if patches.len() == patches.capacity() {
-        compact(patches);
-    }
-    patches.push((row, column));
-}
-
-/// Leaves one patch for each row, in order.
-pub fn compact(patches: &mut Vec<(u32, u32)>) {
-    patches.sort_unstable();
-    patches.dedup_by_key(|patch| patch.0);
 }

@@ -61,8 +61,14 @@ pub struct Plan {
     pub copies: Vec<LentCopy>,
     /// Tables that it made longer, by rows.
     pub growths: Vec<Growth>,
+    /// Rows that wrote to the rest of a block before they grew by the next one; and that block.
+    pub crossings: Vec<(u32, BlockId)>,
     /// What `updates` shows: row, first column, end column.
     pub updates: Vec<(u32, u32, u32)>,
+    /// Rows whose commit, as far as could be told, touches more than the row.
+    pub suspects: Vec<u32>,
+    /// The batch's `num_chills` after it: while that stays, no other row has become one.
+    pub num_chills: u64,
     /// Positions of all rows.
     pub num_tokens: usize,
     /// What was handed out before it, and it: its place in the order of launches.
@@ -81,7 +87,10 @@ impl Plan {
             rows: Vec::new(),
             copies: Vec::new(),
             growths: Vec::new(),
+            crossings: Vec::new(),
             updates: Vec::new(),
+            suspects: Vec::new(),
+            num_chills: 0,
             num_tokens: 0,
             launch: 0,
             fence: 0,
@@ -94,7 +103,9 @@ impl Plan {
         self.rows.clear();
         self.copies.clear();
         self.growths.clear();
+        self.crossings.clear();
         self.updates.clear();
+        self.suspects.clear();
         self.num_tokens = num_tokens;
         self.is_moved = false;
     }
@@ -108,7 +119,9 @@ impl Plan {
             rows: with_capacity(rows)?,
             copies: Vec::new(),
             growths: with_capacity(rows)?,
+            crossings: with_capacity(rows)?,
             updates: with_capacity(rows)?,
+            suspects: with_capacity(rows)?,
             ..Self::none()
         })
     }

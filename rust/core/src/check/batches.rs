@@ -48,7 +48,7 @@ impl Checker<'_> {
             });
             if row.limit > row.planned {
                 let block = sequence.table.get(planned / block_size).copied();
-                let slot = row.slot_base + i64::from(row.planned);
+                let slot = row.slot_base(block_size as u32) + i64::from(row.planned);
                 let is_right = block.is_some_and(|block| {
                     slot == i64::from(block) * block_size as i64 + (planned % block_size) as i64
                         && pager.is_writable(block)

@@ -5,6 +5,7 @@ use crate::run::Run;
 
 /// A run of blocks on one edge of the tree. One cache line, so that a walk costs one miss a node.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Node {
     /// The run's blocks and tokens.
     pub run: Run,

@@ -47,8 +47,11 @@ impl Pager {
             let row = parent.cast_unsigned();
             let is_first = std::mem::replace(&mut roles[row as usize], Role::Stays) == Role::Leaves;
             places.push(row);
-            let parent = self.sequence_of(handle, row)?;
-            unborn.push(self.with_running(parent, "reorder", |pager, parent| pager.beam_of(parent, is_first))?);
+            unborn.push(if is_first {
+                self.make_room_for_token(handle, row)?
+            } else {
+                Some(self.beam_of(handle, row)?)
+            });
         }
         let leaves = |&row: &usize| roles[row] == Role::Leaves;
         let mut released = with_capacity((0..roles.len()).filter(leaves).count())?;
@@ -71,34 +74,49 @@ impl Pager {
             children.push(born.pop());
         }
         self.replace_rows(handle, &roles, &children, &mut places)?;
-        for (&row, &token) in places.iter().zip(tokens) {
-            let sequence = self.sequence_of(handle, row)?;
-            if let Some(sequence) = self.sequences.get_mut(sequence) {
-                append_reserved(sequence, &[token.cast_unsigned()], self.config.block_size);
+        self.with_batch(handle, |pager, batch| {
+            for (&row, &token) in places.iter().zip(tokens) {
+                let at = row as usize;
+                if !batch.rows[at].push(&mut batch.pending[at], &[token])
+                    && let Some(sequence) = batch.sequences[at].and_then(|handle| pager.sequences.get_mut(handle))
+                {
+                    append_reserved(sequence, &[token.cast_unsigned()], pager.config.block_size);
+                }
             }
-        }
+            Ok(())
+        })?;
         Ok(Beams { places, children, released })
     }
 
-    /// A child for a beam, unless it is the first and keeps its parent. Either has room for a token.
-    fn beam_of(&self, parent: &mut Sequence, is_first: bool) -> Result<Option<Box<Sequence>>> {
-        parent.tail.reserve(1, self.config.block_size)?;
-        if is_first {
-            return Ok(None);
+    /// Room for the token of a beam that keeps its row: there, or in its sequence. (It needs no child.)
+    fn make_room_for_token(&mut self, handle: Handle, row: u32) -> Result<Option<Box<Sequence>>> {
+        let sequence = self.sequence_of(handle, row)?;
+        if !self.get_batch(handle)?.has_room_for_token(row as usize) {
+            self.with_running(sequence, "reorder", |pager, sequence| {
+                sequence.tail.reserve(1, pager.config.block_size)
+            })?;
         }
-        let mut child = self.child_of(parent)?;
-        child.tail.reserve(1, self.config.block_size)?;
-        Ok(Some(child))
+        Ok(None)
     }
 
-    /// The role of each row, before any beam has claimed one. Parents have brought home what their rows kept.
-    fn check_beams(
-        &mut self,
-        handle: Handle,
-        parents: &[i32],
-        tokens: &[i32],
-        rows: Option<&[i32]>,
-    ) -> Result<Vec<Role>> {
+    /// A child for a beam whose parent another one keeps, with room for a token. It takes over the memory of one that was
+    /// left by an earlier call, if there is one: beams come and go at each token.
+    fn beam_of(&mut self, handle: Handle, row: u32) -> Result<Box<Sequence>> {
+        let parent = self.sequence_of(handle, row)?;
+        let left = self.left_beams.pop();
+        self.with_running(parent, "reorder", |pager, parent| {
+            parent.tail.reserve(1, pager.config.block_size)?;
+            let mut child = match left {
+                Some(left) => pager.child_in(parent, left)?,
+                None => pager.child_of(parent)?,
+            };
+            child.tail.reserve(1, pager.config.block_size)?;
+            Ok(child)
+        })
+    }
+
+    /// The role of each row, before any beam has claimed one.
+    fn check_beams(&self, handle: Handle, parents: &[i32], tokens: &[i32], rows: Option<&[i32]>) -> Result<Vec<Role>> {
         let batch = self.get_batch(handle)?;
         if batch.num_open() > 0 {
             return Err(Error::Step(format!("reorder: step {} is open; commit it first", batch.oldest)));
@@ -131,12 +149,17 @@ impl Pager {
         }
         let empty = batch.shape.max_seqs - batch.num_sequences + num_taking - num_kept;
         for (nth, sequence) in sequences {
-            self.flush_row(sequence);
             let sequence = self.running(sequence, "reorder")?;
-            if sequence.len > sequence.num_committed {
+            let row = &batch.rows[parents[nth].cast_unsigned() as usize];
+            let (len, committed) = if row.is_cold() {
+                (sequence.len, sequence.num_committed)
+            } else {
+                (row.len as usize, row.committed as usize)
+            };
+            if len > committed {
                 return Err(Error::Value(format!(
-                    "parents[{nth}] is {}: of its {} tokens {} are committed. Commit the step without next tokens first",
-                    parents[nth], sequence.len, sequence.num_committed
+                    "parents[{nth}] is {}: of its {len} tokens {committed} are committed. Commit the step without next tokens first",
+                    parents[nth]
                 )));
             }
         }
@@ -177,11 +200,13 @@ impl Pager {
                 common.count()
             }));
         }
+        let mut left = with_capacity(roles.len())?;
         for row in (0..roles.len()).filter(|&row| roles[row] == Role::Leaves) {
             let leaver = self.sequence_of(handle, row as u32)?;
-            self.set_seat(leaver, Seat::None);
-            self.release(leaver, Departure::Finished);
+            self.leave_for_good(leaver);
+            left.extend(self.end(leaver, Departure::Finished));
         }
+        self.left_beams = left;
         self.with_batch(handle, |pager, batch| {
             let mut next_unused = 0;
             for ((&row, child), column) in places.iter().zip(children).zip(columns) {

@@ -5,7 +5,7 @@ use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
-use crate::ids::{CONTENT_START, Handle, NodeId};
+use crate::ids::{BlockId, CONTENT_START, Handle, NodeId};
 use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
@@ -86,12 +86,23 @@ impl Pager {
 
     /// A child knows what is known, and shares the blocks of that.
     pub(super) fn child_of(&self, parent: &Sequence) -> Result<Box<Sequence>> {
+        self.child(parent, Vec::new(), Tail::default()).map(Box::new)
+    }
+
+    /// The same in the memory of a sequence that has ended.
+    pub(super) fn child_in(&self, parent: &Sequence, mut ended: Box<Sequence>) -> Result<Box<Sequence>> {
+        ended.table.clear();
+        ended.tail.clear();
+        *ended = self.child(parent, std::mem::take(&mut ended.table), std::mem::take(&mut ended.tail))?;
+        Ok(ended)
+    }
+
+    fn child(&self, parent: &Sequence, mut table: Vec<BlockId>, mut tail: Tail) -> Result<Sequence> {
         let block_size = self.config.block_size;
         let len = self.num_known(parent);
         let blocks = self.blocks_of_known(parent);
-        let mut table = with_capacity(blocks)?;
+        table.try_reserve_exact(blocks)?;
         table.extend_from_slice(&parent.table[..blocks]);
-        let mut tail = Tail::default();
         for slice in parent.tail.slices(block_size) {
             tail.extend(slice, block_size)?;
         }
@@ -99,7 +110,7 @@ impl Pager {
             tail.truncate(len - parent.path_blocks * block_size, block_size);
         }
         // What is forked from a held prefix runs.
-        Ok(Box::new(Sequence {
+        Ok(Sequence {
             table,
             tail,
             len,
@@ -110,7 +121,7 @@ impl Pager {
             plan: None,
             away: None,
             ..*parent
-        }))
+        })
     }
 
     /// Keeps the first `len` tokens.
@@ -254,10 +265,18 @@ impl Pager {
 
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
     pub fn release(&mut self, handle: Handle, departure: Departure) {
-        let Some(mut sequence) = self.sequences.take(handle) else {
-            self.counters.noop_calls += 1;
-            return;
-        };
+        match self.sequences.get(handle).map(|sequence| sequence.state) {
+            None => self.counters.noop_calls += 1,
+            Some(State::SwappingOut | State::SwappingIn) => self.end_in_transit(handle, departure),
+            Some(_) => {
+                self.end(handle, departure);
+            }
+        }
+    }
+
+    /// Ends a sequence that no plan moves; answers what was kept of it, unless it was released before.
+    pub(super) fn end(&mut self, handle: Handle, departure: Departure) -> Option<Box<Sequence>> {
+        let mut sequence = self.sequences.take(handle)?;
         self.vacate(&mut sequence, handle);
         let context = Self::context(&sequence, departure);
         match sequence.state {
@@ -268,18 +287,12 @@ impl Pager {
                 self.leave_fetch(&sequence);
             }
             State::Swapped => self.give_back_host(&mut sequence),
-            State::SwappingOut | State::SwappingIn => {
-                if let Some(sequence) = self.release_in_transit(sequence, context) {
-                    self.unpin_root(sequence.root);
-                }
-                self.sequences.retire(handle);
-                self.counters.clock_ticks += 1;
-                return;
-            }
+            State::SwappingOut | State::SwappingIn => unreachable!("I9: a plan moves it"),
         }
         self.unpin_root(sequence.root);
         self.sequences.retire(handle);
         self.counters.clock_ticks += 1;
+        Some(sequence)
     }
 
     /// Ends a sequence whose handle was dropped; does nothing if it was released in the meantime.

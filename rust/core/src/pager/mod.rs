@@ -18,6 +18,7 @@ mod read;
 mod rows;
 mod step;
 mod step_end;
+mod survey;
 mod swap;
 
 use std::collections::BTreeMap;
@@ -39,14 +40,13 @@ use crate::slab::Slab;
 use crate::stats::Counters;
 use crate::transfers::{Plans, Tier};
 
+pub use crate::batch::{Counts, Outcome};
 pub use admit::PrefixMatch;
 pub(crate) use admit::check_tokens;
 pub use computing::{Admitted, Computing};
 pub use fetch::Wish;
 pub use life::FORK_MAX;
 pub use plans::End;
-pub use step::Counts;
-pub use step_end::Outcome;
 
 /// A KV-cache pager.
 #[derive(Debug)]
@@ -77,6 +77,9 @@ pub struct Pager {
     pub(crate) num_running_pinned: usize,
     pub(crate) num_preempted: usize,
     pub(crate) num_swapped: usize,
+    /// Sequences that the last reorder of beams has released: memory for the children of the next one.
+    #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
+    pub(crate) left_beams: Vec<Box<Sequence>>,
     /// Steps and batches of copies that were handed out and not taken back: the kernels' order.
     pub(crate) num_launches: u64,
 }
@@ -126,6 +129,7 @@ impl Pager {
             num_running_pinned: 0,
             num_preempted: 0,
             num_swapped: 0,
+            left_beams: Vec::new(),
             num_launches: 0,
             config,
         })

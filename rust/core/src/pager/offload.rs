@@ -71,12 +71,14 @@ impl Pager {
     /// # Errors
     /// `Stale`; `Transfer` as `offload`; `Memory`.
     pub fn offload_committed(&mut self, handle: Handle) -> Result<Option<PlanId>> {
-        let sequence = self.running(handle, "offload_committed")?;
-        let path = self.index.live_part(sequence.end, sequence.path_blocks);
-        self.check_can_read("offload_committed")?;
-        self.with_draft(usize::MAX, |pager, draft| {
-            while matches!(pager.draft_chain(path, draft)?, Look::Made) {}
-            Ok(())
+        // Its row, if it has one, may have published more than the sequence knows of: that is brought home first.
+        self.with_running(handle, "offload_committed", |pager, sequence| {
+            let path = pager.index.live_part(sequence.end, sequence.path_blocks);
+            pager.check_can_read("offload_committed")?;
+            pager.with_draft(usize::MAX, |pager, draft| {
+                while matches!(pager.draft_chain(path, draft)?, Look::Made) {}
+                Ok(())
+            })
         })
     }
 

@@ -5,8 +5,9 @@ use crate::blocks::State as BlockState;
 use crate::content;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
-use crate::ids::{CONTENT_START, Handle, NodeId, Token};
+use crate::ids::{BlockId, CONTENT_START, Handle, NodeId, Token};
 use crate::sequence::{Sequence, State};
+use crate::tail::union_of_bits;
 
 impl Pager {
     /// The KV of all positions below `end` (all, if none is given) is written. Full blocks become findable.
@@ -81,31 +82,15 @@ impl Pager {
         self.evict.policy().on_commit(Self::context(sequence, Departure::Moved), sequence.path_blocks - start);
     }
 
-    /// Publishes the next block, whose tokens are all there are behind the path, if that only makes the path's last
-    /// node longer. (The usual commit of a full block, with as few looks into memory as it takes.)
-    pub(super) fn publish_block(&mut self, sequence: &mut Sequence, tokens: &[Token]) -> bool {
-        let (block_size, at) = (self.config.block_size, sequence.path_blocks);
-        if tokens.len() != block_size
-            || sequence.has_content
-            || sequence.is_silent
-            || !sequence.tail.is_empty()
-            || sequence.announced.is_some()
-        {
+    /// Publishes the block behind a path, if that only makes the path's last node longer. (The usual commit of a full
+    /// block, with as few looks into memory as it takes.)
+    pub(super) fn publish_block(&mut self, end: NodeId, tokens: &[Token], block: BlockId) -> bool {
+        let is_plain =
+            union_of_bits(tokens) < CONTENT_START && self.index.is_live(end) && self.room_to_grow(end).is_some();
+        if !is_plain || self.blocks.index_sole(&[block]) == 0 {
             return false;
         }
-        if !self.index.is_live(sequence.end) || self.room_to_grow(sequence.end).is_none() {
-            return false;
-        }
-        if tokens.iter().any(|&token| token >= CONTENT_START) {
-            return false;
-        }
-        let block = sequence.table[at];
-        if self.blocks.index_sole(&[block]) == 0 {
-            return false;
-        }
-        self.index[sequence.end].run.push(tokens, block, block_size);
-        sequence.path_blocks += 1;
-        self.evict.policy().on_commit(Self::context(sequence, Departure::Moved), 1);
+        self.index[end].run.push(tokens, block, self.config.block_size);
         true
     }
 

@@ -2,9 +2,9 @@
 
 use super::Pager;
 use super::life::FORK_MAX;
-use crate::batch::{BUFFERS_MAX, Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Row, Seat, Shape};
+use crate::batch::{BUFFERS_MAX, Batch, NO_ROW, PENDING_MAX, PLACEHOLDER, Pending, Row, Seat, Shape};
 use crate::error::{Error, Result};
-use crate::ids::{CONTENT_START, Handle, Token};
+use crate::ids::{CONTENT_START, Handle, NodeId, Token};
 use crate::memory::with_capacity;
 use crate::sequence::Sequence;
 
@@ -225,6 +225,16 @@ impl Pager {
         }
     }
 
+    /// A sequence is about to be released, and its row, which it leaves, to be used by another one.
+    pub(super) fn leave_for_good(&mut self, handle: Handle) {
+        let Some(sequence) = self.sequences.get_mut(handle) else { return };
+        if let Seat::Row { batch, row } = std::mem::replace(&mut sequence.seat, Seat::None)
+            && let Some(batch) = self.batches.get(batch)
+        {
+            follow_row(&batch.rows[row as usize], sequence, self.config.block_size);
+        }
+    }
+
     /// Its table changed from a column on.
     pub(super) fn patch(&mut self, sequence: &Sequence, column: usize) {
         if let Seat::Row { batch, row } = sequence.seat
@@ -248,6 +258,7 @@ impl Pager {
         match std::mem::replace(&mut sequence.seat, Seat::None) {
             Seat::Row { batch, row } => {
                 if let Some(batch) = self.batches.get_mut(batch) {
+                    follow_row(&batch.rows[row as usize], sequence, self.config.block_size);
                     batch.unseat(row);
                 }
             }
@@ -290,28 +301,6 @@ impl Pager {
         (start..sequence.len).contains(&position) && sequence.tail.get(position - start, block_size) == PLACEHOLDER
     }
 
-    /// Brings what a commit will read of some sequences into the cache. They lie anywhere in memory: waiting for one line
-    /// after the other, row by row, would be most of the cost, and each loop here waits for all at once.
-    pub(super) fn touch(&self, handles: &(impl Iterator<Item = Handle> + Clone)) {
-        let sequences = || handles.clone().filter_map(|handle| self.sequences.get(handle));
-        let mut seen = 0;
-        for sequence in sequences() {
-            seen ^= sequence.path_blocks ^ sequence.table.len() ^ sequence.num_committed ^ sequence.tail.len();
-        }
-        for sequence in sequences() {
-            seen ^= sequence.table.last().map_or(0, |&block| block as usize);
-            if !sequence.end.is_root() {
-                seen ^= self.index[sequence.end].run.capacity() ^ self.evict.slot(sequence.end).hits() as usize;
-            }
-        }
-        for sequence in sequences() {
-            if !sequence.end.is_root() {
-                seen ^= self.index[sequence.end].run.touch(self.config.block_size);
-            }
-        }
-        std::hint::black_box(seen);
-    }
-
     /// Looks at a row's sequence again: nothing is pending then, and the row knows how far steps need not look.
     ///
     /// # Errors
@@ -329,50 +318,61 @@ impl Pager {
         sequence: &mut Sequence,
         planned: usize,
     ) -> Result<()> {
-        debug_assert!(batch.pending(at).is_empty());
-        batch.rows[at] = Row::default();
-        sequence.tail.reserve(PENDING_MAX, self.config.block_size)?;
-        let place = planned / self.config.block_size;
+        debug_assert!(batch.rows[at].is_cold());
+        let block_size = self.config.block_size;
+        sequence.tail.reserve(PENDING_MAX, block_size)?;
+        let place = planned / block_size;
         let is_writable = sequence.table.get(place).is_some_and(|&block| self.is_writable(block));
         let len = sequence.len;
-        // A short tail waits here: it will be published from here without another look at the sequence's memory. (What
-        // is announced is compared where it is.)
-        let waiting = sequence.tail.len();
-        if waiting <= PENDING_MAX / 2 && sequence.announced.is_none() {
-            let pending = &mut batch.pending[at * PENDING_MAX..][..waiting];
-            for (offset, place) in pending.iter_mut().enumerate() {
-                *place = sequence.tail.get(offset, self.config.block_size);
-            }
-            sequence.tail.truncate(0, self.config.block_size);
-            sequence.len -= waiting;
-        }
+        let flushed = len - self.move_to_row(&mut batch.pending[at], sequence);
+        let (committed, full) = (sequence.num_committed, sequence.num_committed / block_size * block_size);
+        let is_plain = sequence.tail.is_empty()
+            && sequence.announced.is_none()
+            && !(sequence.has_content || sequence.is_silent || sequence.pinned || sequence.end.is_root());
         batch.rows[at] = Row {
             planned: planned as u32,
             len: len as u32,
-            flushed: sequence.len as u32,
-            committed: sequence.num_committed as u32,
-            publish_at: ((sequence.num_committed / self.config.block_size + 1) * self.config.block_size) as u32,
-            ..Row::default()
+            flushed: flushed as u32,
+            committed: committed as u32,
+            publish_at: if flushed <= committed { (full + block_size) as u32 } else { 0 },
+            node: if is_plain { sequence.end } else { NodeId::NONE },
+            ..Row::EMPTY
         };
         self.set_limit(batch, at, sequence, is_writable);
         Ok(())
+    }
+
+    /// Moves tokens of the tail to the row: all, if they are few, so that they can be published without another look at the
+    /// sequence's memory; else those that are not committed. (What is announced is compared where it is.) Answers how many.
+    fn move_to_row(&self, pending: &mut Pending, sequence: &mut Sequence) -> usize {
+        let block_size = self.config.block_size;
+        let (all, few) = (sequence.tail.len(), PENDING_MAX / 2);
+        let count = if all <= few { all } else { sequence.len - sequence.num_committed };
+        if count > few || sequence.announced.is_some() {
+            return 0;
+        }
+        let rest = all - count;
+        sequence.tail.copy_from(rest, &mut pending.0[..count], block_size);
+        sequence.tail.truncate(rest, block_size);
+        sequence.len -= count;
+        count
     }
 
     /// Notes how far a row may be planned without a closer look. `is_writable`: is the block of its next position, if
     /// there is one, its own?
     pub(super) fn set_limit(&self, batch: &mut Batch, at: usize, sequence: &Sequence, is_writable: bool) {
         let block_size = self.config.block_size;
-        let max_blocks = batch.shape.max_blocks;
+        let blocks = batch.shape.max_blocks.min(sequence.table.len());
         let row = &mut batch.rows[at];
         let place = row.planned as usize / block_size;
         row.table_end = (sequence.table.len() * block_size) as u32;
-        row.limit = row.planned;
-        if is_writable && place < max_blocks.min(sequence.table.len()) {
-            row.limit = (((place + 1) * block_size) as u32).min(row.flushed + PENDING_MAX as u32 - 1).max(row.planned);
+        row.limit = 0;
+        if is_writable && place < blocks {
+            row.limit = row.pending_limit(((place + 1) * block_size) as u32);
         }
         // Behind the table's end: the last block, to which rejected drafts lead back.
         let place = place.min(sequence.table.len() - 1);
-        row.slot_base = (i64::from(sequence.table[place]) - place as i64) * block_size as i64;
+        (row.block, row.block_start) = (sequence.table[place], (place * block_size) as u32);
     }
 }
 
@@ -382,13 +382,24 @@ fn closed() -> Error {
 
 /// Brings a row's pending tokens and its committed positions home; the row is cold then.
 pub(super) fn flush(batch: &mut Batch, at: usize, sequence: &mut Sequence, block_size: usize) {
-    let row = batch.rows[at];
+    let row = &batch.rows[at];
+    if row.is_cold() {
+        return;
+    }
+    follow_row(row, sequence, block_size);
+    append_reserved(sequence, batch.pending(at), block_size);
+    batch.chill(at);
+}
+
+/// Tells a sequence of the positions that its row has committed, and of the blocks that it has published.
+fn follow_row(row: &Row, sequence: &mut Sequence, block_size: usize) {
     if row.is_cold() {
         return;
     }
     sequence.num_committed = row.committed as usize;
-    append_reserved(sequence, batch.pending(at), block_size);
-    batch.rows[at] = Row::default();
+    // Published blocks came from the row: what the sequence has itself ends where they begin.
+    sequence.path_blocks += (row.flushed as usize - sequence.len) / block_size;
+    sequence.len = row.flushed as usize;
 }
 
 /// Adds tokens for which the tail has room.

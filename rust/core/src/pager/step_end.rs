@@ -4,31 +4,15 @@ use std::ops::Range;
 
 use super::Pager;
 use super::rows::{append_reserved, flush};
-use crate::batch::{Batch, Growth, LentCopy, PENDING_MAX, PLACEHOLDER, Plan, Planned, Row, Seat};
+use crate::batch::{
+    Batch, Growth, LentCopy, Outcome, PENDING_MAX, PLACEHOLDER, Plan, Planned, Seat, Told, commit_usual_rows,
+    find_slow_rows,
+};
 use crate::error::{Error, Result};
 use crate::evict::Context;
-use crate::ids::{CONTENT_START, Handle, Token};
+use crate::ids::{CONTENT_START, Handle};
 use crate::memory::with_capacity;
 use crate::sequence::Sequence;
-
-/// What a commit is told of its rows.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Outcome<'a> {
-    /// The token behind each row's last position; -1: none.
-    pub next_tokens: Option<&'a [i32]>,
-    /// How many of each row's drafts stay; all, if not given.
-    pub num_accepted: Option<&'a [i32]>,
-}
-
-impl Outcome<'_> {
-    fn token(&self, row: usize) -> i32 {
-        self.next_tokens.map_or(-1, |tokens| tokens[row])
-    }
-
-    fn rejected(&self, row: usize, planned: &Planned) -> u32 {
-        self.num_accepted.map_or(0, |accepted| planned.drafts - accepted[row].cast_unsigned())
-    }
-}
 
 /// Where the sequence of a step's row is now.
 #[derive(Clone, Copy, Debug)]
@@ -228,12 +212,8 @@ impl Pager {
             }
         }
         batch.slow_rows.clear();
-        if places.0.is_none() && outcome.num_accepted.is_none() {
-            let rows = plan.rows.iter().zip(&batch.rows).enumerate();
-            batch.slow_rows.extend(rows.filter_map(|(nth, (planned, row))| {
-                let is_usual = is_usual(row, planned.end) && (outcome.token(nth) >= 0 || row.len == planned.end);
-                (planned.is_named && !is_usual).then_some(nth as u32)
-            }));
+        if places.0.is_none() {
+            find_slow_rows(batch, plan, outcome);
         } else {
             batch.slow_rows.extend(0..rows as u32);
         }
@@ -270,11 +250,6 @@ impl Pager {
             )));
         }
         let end = planned.end;
-        if let (Some(accepted), Place::Row(at)) = (outcome.num_accepted, places.of(nth))
-            && is_within(batch, at, planned, planned.drafts - accepted[nth].cast_unsigned())
-        {
-            return Ok(());
-        }
         let (handle, row) = match places.of(nth) {
             Place::Row(at) => (batch.sequences[at], Some(at).filter(|&at| !batch.rows[at].is_cold())),
             Place::Left(handle) => (Some(handle), None),
@@ -313,44 +288,29 @@ impl Pager {
         applied: &mut [bool],
     ) {
         let slow = std::mem::take(&mut batch.slow_rows);
-        self.touch(&slow.iter().filter_map(|&nth| match places.of(nth as usize) {
-            Place::Row(at) => *batch.sequences.get(at)?,
-            _ => None,
-        }));
-        let mut from = 0;
+        if places.0.is_none() {
+            commit_usual_rows(batch, &plan.rows, outcome, applied);
+            self.touch(batch, &slow);
+        }
         for &nth in &slow {
             let nth = nth as usize;
-            commit_usual(batch, &plan.rows, from..nth, outcome, applied);
-            from = nth + 1;
             let planned = &plan.rows[nth];
             applied[nth] = planned.is_named;
             if !planned.is_named {
                 continue;
             }
-            let (token, rejected) = (outcome.token(nth), outcome.rejected(nth, planned));
+            let told = Told::of(outcome, nth, planned);
             match places.of(nth) {
-                Place::Row(at) if commit_drafts(batch, at, planned, rejected, token) => {}
-                Place::Row(at) => self.with_row(batch, at, |pager, batch, sequence| {
-                    if pager.commit_cut(batch, at, sequence, planned, rejected, token)
-                        || pager.commit_block(batch, at, sequence, planned, rejected, token)
-                    {
-                        return;
-                    }
-                    flush(batch, at, sequence, pager.config.block_size);
-                    pager.commit_row(batch, sequence, planned, rejected, token);
-                    // Without memory the row stays cold, and the next step looks at it again.
-                    let _ = pager.refresh(batch, at, sequence);
-                }),
+                Place::Row(at) => self.commit_slow(batch, at, planned, told),
                 Place::Left(handle) => {
                     if let Some(mut sequence) = self.sequences.take(handle) {
-                        self.commit_row(batch, &mut sequence, planned, rejected, token);
+                        self.commit_row(batch, &mut sequence, planned, told);
                         self.sequences.put_back(handle, sequence);
                     }
                 }
                 Place::Gone => applied[nth] = false,
             }
         }
-        commit_usual(batch, &plan.rows, from..plan.rows.len(), outcome, applied);
         batch.slow_rows = slow;
         self.counters.copies += plan.copies.len() as u64;
         self.end_loans(plan);
@@ -364,70 +324,93 @@ impl Pager {
         }
     }
 
-    /// Commits a row whose rejected drafts leave blocks to give back, if its tokens wait in the row and no block is full.
-    fn commit_cut(
-        &mut self,
-        batch: &mut Batch,
-        at: usize,
-        sequence: &mut Sequence,
-        planned: &Planned,
-        rejected: u32,
-        token: i32,
-    ) -> bool {
-        let (row, end) = (batch.rows[at], planned.end - rejected);
-        let is_plain = rejected > 0 && is_usual(&row, end) && row.len == planned.end && batch.num_open() == 1;
-        if !is_plain || sequence.announced.is_some() {
+    /// Brings what publishing the next blocks of some rows will read into the cache. It lies anywhere in memory: waiting for
+    /// one line after the other, row by row, would be most of the cost, and each loop here waits for all at once.
+    fn touch(&self, batch: &Batch, rows: &[u32]) {
+        let rows = || rows.iter().map(|&at| &batch.rows[at as usize]).filter(|row| !row.node.is_none());
+        let mut seen = 0;
+        for row in rows() {
+            seen ^= self.index[row.node].run.capacity() ^ self.evict.slot(row.node).hits() as usize;
+            seen ^= usize::from(self.blocks.is_sole(row.block));
+        }
+        for row in rows() {
+            seen ^= self.index[row.node].run.touch(self.config.block_size);
+        }
+        std::hint::black_box(seen);
+    }
+
+    /// Commits a row that the usual path does not cover, or that has moved since the step.
+    fn commit_slow(&mut self, batch: &mut Batch, at: usize, planned: &Planned, told: Told) {
+        let (row, is_only_step) = (batch.rows[at], batch.num_open() == 1);
+        if told.is_usual(&row, planned, batch.block_size, is_only_step) {
+            told.apply(&mut batch.rows[at], &mut batch.pending[at], planned);
+            return;
+        }
+        let cuts_end = told.rejected == 0 || (row.len == planned.end && is_only_step);
+        if cuts_end && (planned.end - told.rejected < row.publish_at || self.commit_block(batch, at, planned, told)) {
+            told.apply(&mut batch.rows[at], &mut batch.pending[at], planned);
+            if !told.keeps_table(&row, planned, batch.block_size) {
+                self.cut_row(batch, at);
+            }
+            return;
+        }
+        self.with_row(batch, at, |pager, batch, sequence| {
+            flush(batch, at, sequence, pager.config.block_size);
+            pager.commit_row(batch, sequence, planned, told);
+            // Without memory the row stays cold, and the next step looks at it again.
+            let _ = pager.refresh(batch, at, sequence);
+        });
+    }
+
+    /// Publishes the block that a row's step fills, if all tokens of that wait in the row and nobody else is concerned.
+    fn commit_block(&mut self, batch: &mut Batch, at: usize, planned: &Planned, told: Told) -> bool {
+        let block_size = batch.block_size;
+        let row = batch.rows[at];
+        if row.node.is_none() {
             return false;
         }
-        self.cut_table(sequence, (end as usize).div_ceil(self.config.block_size));
-        batch.patch(at as u32, sequence.table.len());
-        let row = &mut batch.rows[at];
-        (row.committed, row.planned, row.len) = (end, end, end);
-        // What is left of this step's positions was made writable by it.
-        self.set_limit(batch, at, sequence, true);
-        put_token(&mut batch.rows[at], &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX], end, token);
+        let end = planned.end - told.rejected;
+        // A whole block behind this one would have to be announced.
+        let len = (row.len - told.rejected).max(end + u32::from(told.token >= 0));
+        let (pending, size) = (&mut batch.pending[at], block_size as usize);
+        let is_one = end >= row.publish_at
+            && len < row.publish_at + block_size
+            && row.flushed + block_size == row.publish_at
+            && size <= PENDING_MAX;
+        if !is_one {
+            return false;
+        }
+        let block = if row.block_start == row.flushed {
+            row.block
+        } else {
+            // Its step, or the next one, has gone on to another block.
+            let sequence = batch.sequences[at].and_then(|handle| self.sequences.get(handle));
+            let Some(sequence) = sequence else { return false };
+            sequence.table[(row.flushed / block_size) as usize]
+        };
+        if !self.publish_block(row.node, &pending.0[..size], block) {
+            return false;
+        }
+        batch.rows[at].publish(pending, block_size);
         true
     }
 
-    /// Commits a row whose step fills one block, if all tokens of that wait in the row and nobody else is concerned.
-    fn commit_block(
-        &mut self,
-        batch: &mut Batch,
-        at: usize,
-        sequence: &mut Sequence,
-        planned: &Planned,
-        rejected: u32,
-        token: i32,
-    ) -> bool {
-        let block_size = self.config.block_size;
-        let row = batch.rows[at];
-        let end = planned.end - rejected;
-        // A whole block behind this one would have to be announced.
-        let len = row.len.saturating_sub(rejected).max(end + u32::from(token >= 0));
-        let is_plain = !row.is_cold()
-            && (row.publish_at..row.publish_at + batch.block_size).contains(&end)
-            && len < row.publish_at + batch.block_size
-            && row.flushed + batch.block_size == row.publish_at
-            && keeps_table(batch, &row, planned, rejected);
-        let waiting = &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX];
-        if !is_plain || !self.publish_block(sequence, &waiting[..block_size.min(PENDING_MAX)]) {
-            return false;
-        }
-        sequence.num_committed = end as usize;
-        sequence.len = row.publish_at as usize;
-        waiting.copy_within(block_size.., 0);
-        let row = &mut batch.rows[at];
-        row.flushed = row.publish_at;
-        row.publish_at += batch.block_size;
-        row.committed = end;
-        row.planned -= rejected;
-        row.len -= rejected;
-        put_token(row, waiting, end, token);
-        true
+    /// Gives back the blocks of a row's table that were for drafts only.
+    fn cut_row(&mut self, batch: &mut Batch, at: usize) {
+        self.with_row(batch, at, |pager, batch, sequence| {
+            let blocks = batch.rows[at].planned.div_ceil(batch.block_size) as usize;
+            pager.cut_table(sequence, blocks);
+            batch.patch(at as u32, blocks);
+            // The step made its block writable; a fork may have come since.
+            let place = (batch.rows[at].planned / batch.block_size) as usize;
+            let is_writable = sequence.table.get(place).is_some_and(|&block| pager.is_writable(block));
+            pager.set_limit(batch, at, sequence, is_writable);
+        });
     }
 
     /// Commits a row by its sequence, which has all of its tokens.
-    fn commit_row(&mut self, batch: &mut Batch, sequence: &mut Sequence, planned: &Planned, rejected: u32, token: i32) {
+    fn commit_row(&mut self, batch: &mut Batch, sequence: &mut Sequence, planned: &Planned, told: Told) {
+        let Told { token, rejected } = told;
         let (block_size, end) = (self.config.block_size, (planned.end - rejected) as usize);
         let is_given = token >= 0;
         if is_given && sequence.len == end {
@@ -555,79 +538,6 @@ impl Pager {
             Place::Gone => {}
         }
     }
-}
-
-/// Does the commit of a row touch nothing but the row?
-const fn is_usual(row: &Row, end: u32) -> bool {
-    !row.is_cold() && row.flushed <= end && end < row.publish_at
-}
-
-/// Commits rows of the usual path.
-fn commit_usual(
-    batch: &mut Batch,
-    planned: &[Planned],
-    range: Range<usize>,
-    outcome: Outcome<'_>,
-    applied: &mut [bool],
-) {
-    // Rows at the end may be gone.
-    let stop = range.end.min(batch.rows.len());
-    applied[stop.max(range.start)..range.end].fill(false);
-    if stop <= range.start {
-        return;
-    }
-    let range = range.start..stop;
-    let pending = batch.pending[range.start * PENDING_MAX..range.end * PENDING_MAX].chunks_exact_mut(PENDING_MAX);
-    let rows = planned[range.clone()].iter().zip(&mut batch.rows[range.clone()]).zip(pending);
-    for (nth, ((planned, row), pending)) in range.zip(rows) {
-        applied[nth] = planned.is_named;
-        if planned.is_named {
-            let token = outcome.token(nth);
-            row.committed = planned.end;
-            put_token(row, pending, planned.end, token);
-        }
-    }
-}
-
-/// The token behind a row's last position, if one is given: added, or in the place of a placeholder.
-fn put_token(row: &mut Row, pending: &mut [Token], end: u32, token: i32) {
-    if token < 0 {
-        return;
-    }
-    let place = &mut pending[(end - row.flushed) as usize];
-    if row.len == end {
-        *place = token.cast_unsigned();
-        row.len += 1;
-    } else if *place == PLACEHOLDER {
-        *place = token.cast_unsigned();
-    }
-}
-
-/// Does the commit of a row with drafts touch nothing but the row?
-fn is_within(batch: &Batch, at: usize, planned: &Planned, rejected: u32) -> bool {
-    let Some(row) = batch.rows.get(at) else { return false };
-    let end = planned.end - rejected;
-    is_usual(row, end) && row.len == planned.end && keeps_table(batch, row, planned, rejected)
-}
-
-/// Are a row's rejected drafts, if any, the end of its sequence, and is the table no longer for them?
-const fn keeps_table(batch: &Batch, row: &Row, planned: &Planned, rejected: u32) -> bool {
-    rejected == 0
-        || (row.len == planned.end
-            && batch.num_open() == 1
-            && planned.end - rejected + batch.block_size > row.table_end)
-}
-
-/// Commits a row with drafts, if they wait in the row and leave the table as it is.
-fn commit_drafts(batch: &mut Batch, at: usize, planned: &Planned, rejected: u32, token: i32) -> bool {
-    if !is_within(batch, at, planned, rejected) {
-        return false;
-    }
-    let end = planned.end - rejected;
-    let row = &mut batch.rows[at];
-    (row.committed, row.planned, row.len) = (end, row.planned - rejected, end);
-    put_token(row, &mut batch.pending[at * PENDING_MAX..(at + 1) * PENDING_MAX], end, token);
-    true
 }
 
 fn check_is_oldest(batch: &Batch, step: u64) -> Result<()> {

@@ -337,13 +337,19 @@ impl Pager {
         self.num_swapped += 1;
     }
 
-    /// A sequence is released while a plan moves it. If nobody has started that, it is cancelled first. Answers the
-    /// sequence, unless the plan has it from now on.
-    pub(super) fn release_in_transit(
-        &mut self,
-        mut sequence: Box<Sequence>,
-        context: Context,
-    ) -> Option<Box<Sequence>> {
+    /// A sequence is released while a plan moves it.
+    pub(super) fn end_in_transit(&mut self, handle: Handle, departure: Departure) {
+        let Some(sequence) = self.sequences.take(handle) else { return };
+        let context = Self::context(&sequence, departure);
+        if let Some(sequence) = self.release_in_transit(sequence, context) {
+            self.unpin_root(sequence.root);
+        }
+        self.sequences.retire(handle);
+        self.counters.clock_ticks += 1;
+    }
+
+    /// If nobody has started the plan, it is cancelled first. Answers the sequence, unless the plan has it from now on.
+    fn release_in_transit(&mut self, mut sequence: Box<Sequence>, context: Context) -> Option<Box<Sequence>> {
         let id = sequence.plan.take()?;
         let plan = self.plans.get_mut(id)?;
         let is_planned = plan.state == PlanState::Planned;

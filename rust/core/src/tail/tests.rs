@@ -163,6 +163,32 @@ fn a_prompt_is_copied_once_and_its_buffer_becomes_the_run() {
 }
 
 #[test]
+fn tokens_are_copied_across_pieces() {
+    let tokens: Vec<Token> = (0..2 * RUN_TOKENS_MAX as Token + 9).collect();
+    let (mut tail, _) = Tail::from_tokens(&tokens, 16).unwrap();
+    tail.advance(1, 16);
+    for (offset, count) in [(0, 3), (RUN_TOKENS_MAX - 20, 9), (RUN_TOKENS_MAX - 16, 2 + RUN_TOKENS_MAX), (5, 0)] {
+        let mut out = vec![0; count];
+        tail.copy_from(offset, &mut out, 16);
+        assert_eq!(out, tokens[16 + offset..][..count]);
+    }
+}
+
+#[test]
+fn what_is_cleared_keeps_a_short_buffer_and_no_long_one() {
+    for (tokens, is_kept) in [(GROWTH_BLOCKS * 4, true), (GROWTH_BLOCKS * 4 + 1, false), (3 * RUN_TOKENS_MAX, false)] {
+        let tokens: Vec<Token> = (0..tokens as Token).collect();
+        let (mut tail, _) = Tail::from_tokens(&tokens, 4).unwrap();
+        let buffer = tail.first(4).as_ptr();
+        tail.clear();
+        assert!(tail.is_empty() && tail.slices(4).all(<[Token]>::is_empty));
+        tail.extend(&[7, 8, 9], 4).unwrap();
+        assert_eq!(tail.first(4), [7, 8, 9]);
+        assert!(!is_kept || tail.first(4).as_ptr() == buffer);
+    }
+}
+
+#[test]
 fn a_short_prompt_has_room_to_grow() {
     let (mut tail, _) = Tail::from_tokens(&[1, 2, 3], 1).unwrap();
     assert_eq!(tail.take_run(3, 1).unwrap().capacity(), GROWTH_BLOCKS);

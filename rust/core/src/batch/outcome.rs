@@ -1,0 +1,127 @@
+//! What a commit is told, and the commit of rows that touches nothing but them.
+
+use super::{Batch, PLACEHOLDER, Pending, Plan, Planned, Row};
+
+/// What a commit is told of its rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome<'a> {
+    /// The token behind each row's last position; -1: none.
+    pub next_tokens: Option<&'a [i32]>,
+    /// How many of each row's drafts stay; all, if not given.
+    pub num_accepted: Option<&'a [i32]>,
+}
+
+impl<'a> Outcome<'a> {
+    /// The token behind a row's last position.
+    #[must_use]
+    pub fn token(&self, row: usize) -> i32 {
+        self.next_tokens.map_or(-1, |tokens| tokens[row])
+    }
+
+    /// Drafts that do not stay; more than there are if the number given is no such number.
+    fn rejected(&self, row: usize, planned: &Planned) -> u32 {
+        self.num_accepted.map_or(0, |accepted| planned.drafts.wrapping_sub(accepted[row].cast_unsigned()))
+    }
+
+    /// What each row is told.
+    fn of_rows(self, planned: &'a [Planned]) -> impl Iterator<Item = Told> + 'a {
+        planned.iter().enumerate().map(move |(nth, planned)| Told::of(self, nth, planned))
+    }
+
+    /// The same where it is a token and nothing else.
+    fn tokens_only(self) -> Option<impl Iterator<Item = Told> + 'a> {
+        let tokens = self.next_tokens.filter(|_| self.num_accepted.is_none())?;
+        Some(tokens.iter().map(|&token| Told { token, rejected: 0 }))
+    }
+}
+
+/// What a commit is told of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// The token behind its last position; -1: none.
+    pub token: i32,
+    /// Drafts that do not stay.
+    pub rejected: u32,
+}
+
+impl Told {
+    /// Of a row of a step.
+    #[must_use]
+    pub fn of(outcome: Outcome<'_>, nth: usize, planned: &Planned) -> Self {
+        Self { token: outcome.token(nth), rejected: outcome.rejected(nth, planned) }
+    }
+
+    /// Does the commit touch nothing but the row? (What may be wrong with it needs a look, too.)
+    #[must_use]
+    pub fn is_usual(self, row: &Row, planned: &Planned, block_size: u32, is_only_step: bool) -> bool {
+        let end = planned.end.wrapping_sub(self.rejected);
+        end < row.publish_at
+            && if self.rejected == 0 {
+                self.token >= 0 || row.len == end
+            } else {
+                let cuts_end = self.rejected <= planned.drafts && row.len == planned.end && is_only_step;
+                cuts_end && self.keeps_table(row, planned, block_size)
+            }
+    }
+
+    /// Is the table no longer than it must be without rejected drafts, if there are any?
+    #[must_use]
+    pub const fn keeps_table(self, row: &Row, planned: &Planned, block_size: u32) -> bool {
+        self.rejected == 0 || planned.end - self.rejected + block_size > row.table_end
+    }
+
+    /// Commits a row. The token behind it is added, or takes the place of a placeholder.
+    pub fn apply(self, row: &mut Row, pending: &mut Pending, planned: &Planned) {
+        let end = planned.end - self.rejected;
+        row.committed = end;
+        row.planned -= self.rejected;
+        row.len -= self.rejected;
+        if self.token < 0 {
+            return;
+        }
+        let place = &mut pending.0[(end - row.flushed) as usize];
+        let is_next = row.len == end;
+        if is_next || *place == PLACEHOLDER {
+            *place = self.token.cast_unsigned();
+        }
+        row.len += u32::from(is_next);
+    }
+}
+
+/// Notes in `slow_rows` which rows are more than usual.
+pub fn find_slow_rows(batch: &mut Batch, plan: &Plan, outcome: Outcome<'_>) {
+    let (block_size, is_only_step) = (batch.block_size, batch.num_open() == 1);
+    let is_slow = |nth: usize, planned: &Planned, row: &Row| {
+        planned.is_named && !Told::of(outcome, nth, planned).is_usual(row, planned, block_size, is_only_step)
+    };
+    let least_token = outcome.next_tokens.and_then(|tokens| tokens.iter().copied().min());
+    if outcome.num_accepted.is_none() && least_token >= Some(0) && plan.num_chills == batch.num_chills {
+        let rows = plan.suspects.iter().filter_map(|&nth| Some((nth, batch.rows.get(nth as usize)?)));
+        let slow = rows.filter(|&(nth, row)| is_slow(nth as usize, &plan.rows[nth as usize], row));
+        batch.slow_rows.extend(slow.map(|(nth, _)| nth));
+    } else {
+        let rows = plan.rows.iter().zip(&batch.rows).enumerate();
+        let slow = rows.filter(|&(nth, (planned, row))| is_slow(nth, planned, row));
+        batch.slow_rows.extend(slow.map(|(nth, _)| nth as u32));
+    }
+}
+
+/// Commits the rows whose commit touches nothing else.
+pub fn commit_usual_rows(batch: &mut Batch, planned: &[Planned], outcome: Outcome<'_>, applied: &mut [bool]) {
+    fn commit(batch: &mut Batch, planned: &[Planned], told: impl Iterator<Item = Told>, applied: &mut [bool]) {
+        let (block_size, is_only_step) = (batch.block_size, batch.num_open() == 1);
+        let rows = batch.rows.iter_mut().zip(&mut batch.pending);
+        for (((planned, told), applied), (row, pending)) in planned.iter().zip(told).zip(applied).zip(rows) {
+            *applied = planned.is_named;
+            if planned.is_named && told.is_usual(row, planned, block_size, is_only_step) {
+                told.apply(row, pending, planned);
+            }
+        }
+    }
+    // Rows at the end may be gone.
+    applied.fill(false);
+    match outcome.tokens_only() {
+        Some(told) => commit(batch, planned, told, applied),
+        None => commit(batch, planned, outcome.of_rows(planned), applied),
+    }
+}
