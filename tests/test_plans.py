@@ -169,6 +169,33 @@ class TestWhatComesOut:
             with refuses(kvpager.StaleHandle, "fetch refused: sequence"):
                 _ = sequence.fetch
 
+    @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+    def test_a_plan_that_cannot_be_shown_is_not_lost(self, kind, monkeypatch):
+        pager = pager_with_host()
+        on_host(pager, [5, 6, 7, 8])
+        first, second = committed(pager), committed(pager, [3, 4])
+
+        def fails(*_: Any) -> None:
+            raise kind
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kvpager.Plan, "__init__", fails)
+            for call in (
+                lambda: pager.offload_committed(first),
+                first.swap_out,
+                second.try_swap_out,
+                lambda: pager.plans(),
+            ):
+                with refuses(kind):
+                    call()
+        plans = [status.plan for status in pager.plans()]
+        assert [plan.kind for plan in plans] == ["offload", "swap_out", "swap_out"]
+        assert (first.state, second.state) == ("swapping_out", "swapping_out")
+        assert [done(pager, plan) for plan in plans] == plans
+        assert (first.state, second.state, pager.check()) == ("swapped", "swapped", [])
+        for sequence in (first, second):
+            sequence.release()
+
     def test_the_plans_that_have_not_ended(self):
         pager = pager_with_host(64, 64)
         sequences = [committed(pager, range(start, start + 5)) for start in range(0, 40, 10)]
@@ -726,6 +753,25 @@ class TestStates:
         assert sequence.resume() is sequence
         assert (sequence.state, sequence.num_cached, pager.stats().swapped_sequences) == ("running", 16, 0)
         sequence.release()
+
+
+class TestUnusualPaths:
+    def test_a_sequence_without_a_path_goes_and_comes_back(self):
+        pager = pager_with_host()
+        sequence = pager.admit([1, 2])
+        done(pager, sequence.swap_out())
+        done(pager, sequence.swap_in())
+        assert (sequence.state, sequence.num_committed) == ("running", 0)
+        sequence.release()
+
+    def test_what_is_reset_while_a_plan_reads_it_is_freed_when_that_ends(self):
+        pager = pager_with_host()
+        committed(pager).release()
+        plan = pager.offload(9)
+        pager.reset()
+        assert (pager.stats().active_blocks, pager.check()) == (4, [])
+        done(pager, plan)
+        assert (pager.stats().free_blocks, pager.stats().host_free_blocks, pager.check()) == (16, 16, [])
 
 
 class TestRefusals:

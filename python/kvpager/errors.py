@@ -142,7 +142,7 @@ class TokenTypeError(TokenError, TypeError):
 
 
 class TransferError(KvPagerError, RuntimeError):
-    """A transfer between tiers failed. Reserved: this version moves nothing between tiers."""
+    """A transfer between tiers cannot be made, or failed. Where a call raises it, nothing was copied."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..replay.columns import ReplayColumns
-from . import batches
+from . import batches, tiers
 from .measure import TOKENS_128K, Operation
 
 if TYPE_CHECKING:
@@ -336,6 +336,12 @@ OPERATIONS: dict[str, Callable[[Subject], Operation]] = {
     "mixed_64": batches.mixed(64, 4),
     "beams_64": batches.beams(64),
     "pages_1024": batches.pages(1024),
+    "tier_admit_8k": tiers.admit_cold,
+    "swap_out_8k": tiers.swap_out,
+    "swap_in_8k": tiers.swap_in,
+    "offload_8k": tiers.offload,
+    "tier_hit_8k": tiers.hit(fetch=False),
+    "tier_hit_fetch_8k": tiers.hit(fetch=True),
     "construct": _construct,
     "replay": _replay,
 }

@@ -78,6 +78,10 @@ def _flat(name: str) -> Measure:
     return lambda meter: meter.ns(f"{name}_1k_large") / meter.ns(f"{name}_1k_small")
 
 
+def _times(key: str, other: str) -> Measure:
+    return lambda meter: meter.ns(key) / meter.ns(other)
+
+
 SPECS = [
     RowSpec("hit_8k", "full hit, admit + block ids, 8k", "us", Goal(3), _us("hit_8k")),
     RowSpec("hit_128k", "full hit, admit + block ids, 128k", "us", Goal(2, "memcmp_128k"), _us("hit_128k")),
@@ -110,6 +114,17 @@ SPECS = [
         _us("pages_1024"),
         core_only=True,
     ),
+    RowSpec(
+        "swap_out_8k", "plan a swap-out of 8k, against an admit", "x", Goal(3), _times("swap_out_8k", "tier_admit_8k")
+    ),
+    RowSpec(
+        "swap_in_8k", "plan a swap-in of 8k, against an admit", "x", Goal(3), _times("swap_in_8k", "tier_admit_8k")
+    ),
+    RowSpec(
+        "offload_8k", "plan an offload of 8k, against an admit", "x", Goal(3), _times("offload_8k", "tier_admit_8k")
+    ),
+    RowSpec("tier_hit", "full hit 8k, with a host tier against none", "x", Goal(1.1), _times("tier_hit_8k", "hit_8k")),
+    RowSpec("tier_fetch", "the same, willing to fetch", "x", Goal(1.2), _times("tier_hit_fetch_8k", "hit_8k")),
     RowSpec("flat_match", "match 1k, large pool against small", "x", Goal(1.3), _flat("match"), core_only=True),
     RowSpec("flat_admit", "admit 1k, large pool against small", "x", Goal(1.3), _flat("admit"), core_only=True),
     RowSpec("memory_chains", "memory a cached block, chains", "B", Goal(75), lambda m: m.memory("chains")),

@@ -107,7 +107,8 @@ impl Story {
 
     fn copy_queued(&mut self) {
         for [source, target] in self.pager.take_copies().unwrap() {
-            self.memory[0][target as usize] = self.memory[0][source as usize].clone();
+            let content = self.memory[0][source as usize].clone();
+            self.memory[0][target as usize] = content;
         }
     }
 
@@ -119,7 +120,8 @@ impl Story {
         self.copy_queued();
         let tokens = self.tokens(handle);
         for (slot, position) in slots.into_iter().zip(start..stop) {
-            let (block, offset) = (slot as usize / self.block_size(), slot as usize % self.block_size());
+            let slot = usize::try_from(slot).unwrap();
+            let (block, offset) = (slot / self.block_size(), slot % self.block_size());
             self.memory[0][block][offset] = content(epoch, namespace, &tokens[..=position]);
         }
         self.pager.commit(handle, Some(stop)).unwrap();

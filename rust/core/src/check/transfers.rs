@@ -24,17 +24,14 @@ impl Checker<'_> {
                     self.count_hold(block, format_args!("{:?}", plan.id))?;
                 }
             }
-            match &plan.work {
-                Work::Offload { chains } => {
-                    for chain in chains {
-                        memory::push(&mut ends, chain.end)?;
-                        let depth = pager.index.depth(chain.end);
-                        self.expect(depth == chain.start + chain.len, || {
-                            format!("I9: {:?} reads down to block {}, at {depth}", plan.id, chain.start + chain.len)
-                        });
-                    }
+            if let Work::Offload { chains } = &plan.work {
+                for chain in chains {
+                    memory::push(&mut ends, chain.end)?;
+                    let depth = pager.index.depth(chain.end);
+                    self.expect(depth == chain.start + chain.len, || {
+                        format!("I9: {:?} reads down to block {}, at {depth}", plan.id, chain.start + chain.len)
+                    });
                 }
-                _ => {}
             }
             self.check_waiting(plan);
         }

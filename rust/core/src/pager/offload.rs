@@ -128,14 +128,15 @@ impl Pager {
         // A run of content tokens is copied whole or not at all. It may go on behind the path, where nothing is known.
         let token = |at: usize| tokens.get(at).copied().unwrap_or(CONTENT_START);
         let safe = |blocks| content::cut_back(tokens.len() + 1, token, blocks, block_size);
-        if safe(start) != start || safe(chain.start) != chain.start {
+        let end = safe(chain.end);
+        if safe(start) != start || safe(chain.start) != chain.start || end <= chain.start {
             return Ok(Look::Nothing);
         }
         let above = above.filter(|above| above.blocks == chain.start);
         let num_takeable = host.room() - above.map_or(0, |above| host.idle_blocks(above));
-        let most = safe(chain.end.min(chain.start.saturating_add(num_takeable)));
+        let most = safe(end.min(chain.start.saturating_add(num_takeable)));
         if most <= chain.start {
-            return Ok(if num_takeable == 0 && !chain.is_empty() { Look::NoRoom } else { Look::Nothing });
+            return Ok(if num_takeable == 0 { Look::NoRoom } else { Look::Nothing });
         }
         // As many as are wanted, and then to the end of a run.
         let wanted = chain.start.saturating_add(draft.wanted);

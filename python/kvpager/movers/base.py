@@ -1,0 +1,183 @@
+"""What every mover has in common: the protocol, the ticket of a submitted plan, and the check of a plan's ids."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TransferError
+from ..plans import Plan, Tier
+
+__all__ = ["Mover", "Ticket", "TicketState"]
+
+TicketState: TypeAlias = Literal["under way", "done", "failed"]
+"""A ticket is under way until it ends, once, as done or failed."""
+
+
+class Ticket:
+    """A submitted plan. Read it from any thread; only the mover changes it."""
+
+    plan: Plan
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._copied = np.zeros(len(plan), np.bool_)
+        self._state: TicketState = "under way"
+        self._error: TransferError | None = None
+
+    @property
+    def state(self) -> TicketState:
+        """Where the plan's copies stand, as far as the mover has looked: `poll` and `wait` look."""
+        return self._state
+
+    @property
+    def ended(self) -> bool:
+        """True once the ticket is done or failed."""
+        return self._state != "under way"
+
+    @property
+    def done(self) -> npt.NDArray[np.bool_]:
+        """bool [n]: blocks whose bytes have arrived, in the plan's order; a copy. False where that is not certain.
+
+        What a pager wants to know of a failed plan: ``pager.fail(ticket.plan, done=ticket.done)``.
+        """
+        return self._copied.copy()
+
+    @property
+    def error(self) -> TransferError | None:
+        """Why the ticket failed; None unless it did."""
+        return self._error
+
+    def _end(self, error: TransferError | None = None) -> None:
+        """Ends the ticket: as done, every block has arrived, or with the error, those marked so far."""
+        if self.ended:
+            raise RuntimeError(f"{self} ends a second time")  # A bug in a mover.
+        if error is None:
+            self._copied[:] = True
+        self._error = error
+        self._state = "done" if error is None else "failed"
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        return (
+            f"<Ticket of plan {plan.id}.{plan.generation}, {plan.kind}: {self._state}, {self._copied.sum()} of"
+            f" {len(plan)} blocks>"
+        )
+
+
+class Mover(Protocol):
+    """Copies what plans say. It knows no pager: the caller passes on what the tickets say.
+
+    Plans that have a block in common, in the same tier, are carried out in the order in which they were submitted. In
+    what order others run, or the blocks of one plan, is open.
+    """
+
+    def submit(self, plan: Plan, after: Any = None) -> Ticket:
+        """Starts a plan's copies once `after` has happened (what that may be, each mover says; None: now). Waits for
+        nothing. Raises TransferError, with nothing copied, if the plan does not fit the pools or the mover is closed.
+        """
+        ...
+
+    def poll(self) -> list[Ticket]:
+        """Tickets that have ended since the last report, each exactly once, in the order in which they ended."""
+        ...
+
+    def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
+        """As `poll`, but first waits until `tickets` (None: all) have ended, for at most `timeout` seconds.
+
+        What it returns may be fewer than was waited for (the time ran out) or others (they ended too): read the
+        tickets' states. ValueError unless the timeout is a finite number: no wait is for ever.
+        """
+        ...
+
+    def close(self) -> None:
+        """Fails what has not been carried out. A second call does nothing. `poll` goes on working."""
+        ...
+
+
+class Book:
+    """The tickets of a mover: those under way, in order, and those that have ended and are not reported."""
+
+    def __init__(self) -> None:
+        self.under_way: deque[Ticket] = deque()
+        self._ended: deque[Ticket] = deque()
+        self.changed = threading.Condition()
+        """Guards everything here, and is notified when a ticket ends or arrives."""
+
+    def end(self, ticket: Ticket, error: TransferError | None = None) -> None:
+        """Ends a ticket that is under way and keeps it for the next report. With `changed` held."""
+        self.under_way.remove(ticket)
+        ticket._end(error)
+        self._ended.append(ticket)
+        self.changed.notify_all()
+
+    def report(self) -> list[Ticket]:
+        """What ended since the last report. With `changed` held."""
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
+
+    def put_back(self, tickets: Sequence[Ticket]) -> None:
+        """Keeps tickets of a report for a later one, before all others. With `changed` held."""
+        self._ended.extendleft(reversed(tickets))
+
+    def pending(self, tickets: Sequence[Ticket] | None) -> bool:
+        """True if one of `tickets` (None: of all) has not ended. With `changed` held."""
+        if tickets is None:
+            return bool(self.under_way)
+        return any(not ticket.ended for ticket in tickets)
+
+
+def finite(timeout: float) -> float:
+    """A number of seconds, 0 at least. Raises ValueError for infinity, NaN and what is no number."""
+    if not isinstance(timeout, (int, float)) or not math.isfinite(timeout):
+        raise ValueError(f"timeout={timeout!r}: a wait needs a finite number of seconds")
+    return max(0.0, float(timeout))
+
+
+def check_plan(plan: Plan, num_blocks: Mapping[Tier, int]) -> None:
+    """Raises TransferError unless the plan's tiers are known, its sides equally long and its ids within the pools.
+
+    A destination named twice is refused too: which of two blocks it would hold is open.
+    """
+    name = f"plan {plan.id}.{plan.generation} ({plan.kind})"
+    for tier in (plan.source, plan.destination):
+        if tier not in num_blocks:
+            raise TransferError(f"{name}: this mover copies between {' and '.join(num_blocks)}, not {tier!r}")
+    if plan.source == plan.destination:
+        raise TransferError(f"{name}: source and destination are both the {plan.source}")
+    if len(plan.source_ids) != len(plan.destination_ids):
+        raise TransferError(f"{name}: {len(plan.source_ids)} sources, but {len(plan.destination_ids)} destinations")
+    for what, tier, ids in (
+        ("source", plan.source, plan.source_ids),
+        ("destination", plan.destination, plan.destination_ids),
+    ):
+        check_ids(ids, num_blocks[tier], f"{name}: {what}", tier)
+    if len(np.unique(plan.destination_ids)) != len(plan.destination_ids):
+        values, counts = np.unique(plan.destination_ids, return_counts=True)
+        raise TransferError(f"{name}: destination {values[counts > 1][0]} is named {counts.max()} times")
+
+
+def check_ids(ids: npt.NDArray[np.int32], num_blocks: int, what: str, where: str) -> None:
+    """Raises TransferError unless every id is in [0, num_blocks). Before any byte moves."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise TransferError(f"{what} ids are {ids.dtype} of shape {ids.shape}, not a row of integers")
+    if len(ids) and (ids.min() < 0 or ids.max() >= num_blocks):
+        bad = int(np.flatnonzero((ids < 0) | (ids >= num_blocks))[0])
+        raise TransferError(f"{what} {ids[bad]}, number {bad} of the plan, is no block of the {where}'s {num_blocks}")
+
+
+def check_copies(copies: npt.NDArray[np.int32], num_blocks: int) -> npt.NDArray[np.int32]:
+    """Copy-on-write pairs, int32 [n, 2]. Raises TransferError if one names no block of the pool."""
+    copies = np.ascontiguousarray(copies, np.int32)
+    if copies.ndim != 2 or copies.shape[1] != 2:
+        raise TransferError(f"copies have shape {copies.shape}, not [n, 2]: pairs of source and destination")
+    check_ids(copies[:, 0], num_blocks, "copies: source", "device")
+    check_ids(copies[:, 1], num_blocks, "copies: destination", "device")
+    return copies
