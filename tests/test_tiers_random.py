@@ -128,8 +128,8 @@ class TierSwarm(BatchSwarm):
         if self.traffic:
             # Requests that begin alike come and go, and a step now and then. Only so the tiers have much to do.
             self.weights = {call: 0.06 * weight for call, weight in self.weights.items()}
-            self.weights["admit"] += 1.5
-            self.weights["serve"] += 2.0
+            for call, least in (("admit", 1.5), ("serve", 1.6), ("step", 0.4), ("commit_step", 0.2), ("release", 0.3)):
+                self.weights[call] += least
             self.length_max = self.twins.block_size * max(1, min(4, self.twins.num_blocks - 2))
             self.bases = [self.stretch(self.length_max) for _ in range(self.draw.randint(3, 7))]
         for often, least in (("offload", 0.8), ("swap_out", 0.1), ("swap_in", 0.1), ("move", 1.5)):
