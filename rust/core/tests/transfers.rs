@@ -177,9 +177,18 @@ impl Story {
 
     fn admit(&mut self) {
         let (tokens, namespace) = (self.prompt(), if self.rng.once_in(4) { B } else { A });
+        let fetches = self.tally.get("fetch").copied();
+        self.admit_prompt(&tokens, namespace);
+        if self.tally.get("fetch").copied() > fetches {
+            // Others often want the same.
+            self.admit_prompt(&tokens, namespace);
+        }
+    }
+
+    fn admit_prompt(&mut self, tokens: &[Token], namespace: &'static [u8]) {
         let fetch = (!self.rng.once_in(4)).then(|| 1 + self.rng.below(2 * self.block_size()));
         let wish = Wish { pinned: self.rng.once_in(8), wait: false, fetch };
-        match self.pager.admit_as(&tokens, namespace, wish) {
+        match self.pager.admit_as(tokens, namespace, wish) {
             Ok(Admitted::Sequence(handle)) => {
                 self.actors.push(Actor { handle, namespace, epoch: self.epoch });
                 let sequence = self.pager.sequence(handle, "test").unwrap();
