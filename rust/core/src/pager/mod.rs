@@ -1,8 +1,8 @@
 //! The pager: the only meeting point of pool, index, eviction and copies. It orders the calls below it.
 //!
 //! Every call first decides whether it can succeed (blocks, memory, arguments), then changes state by steps that
-//! cannot fail (I7). The files beside this one hold a kind of call each; this one holds the state and the three
-//! things they all do: hold, let go, take.
+//! cannot fail (I7). The files beside this one hold a kind of call each; this one holds the state and what
+//! they all do: hold and let go.
 
 mod admit;
 mod beams;
@@ -20,6 +20,8 @@ mod step;
 mod step_end;
 mod survey;
 mod swap;
+mod take;
+mod transit;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -38,7 +40,7 @@ use crate::index::Index;
 use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
-use crate::transfers::{Plans, Tier};
+use crate::transfers::Plans;
 
 pub use crate::batch::{Counts, Outcome};
 pub use admit::PrefixMatch;
@@ -321,158 +323,6 @@ impl Pager {
                 }
             }
             (node, end) = (self.index[node].parent, start);
-        }
-    }
-
-    // ---- take ------------------------------------------------------------------------------------------------------
-
-    /// Free blocks, those of before a reset included.
-    #[must_use]
-    pub fn num_free_blocks(&self) -> usize {
-        self.blocks.num_free() + self.evict.num_stale()
-    }
-
-    /// Free and evictable blocks that no transfer can have yet (`docs/design/rules.md` 16.1).
-    #[must_use]
-    pub fn num_fenced(&self) -> (usize, usize) {
-        let mut fenced = (self.fences.blocks().count(), 0);
-        for node in self.fences.nodes() {
-            let (slot, blocks) = (self.evict.slot(node), self.index[node].run.len());
-            if !self.index.is_live(node) {
-                fenced.0 += blocks;
-            } else if slot.is_queued() && !slot.is_in_transit() {
-                fenced.1 += blocks;
-            }
-        }
-        fenced
-    }
-
-    /// Cached blocks that a call could evict: all of them.
-    #[must_use]
-    pub fn num_evictable_blocks(&self) -> usize {
-        self.evict.evictable()
-    }
-
-    /// Can `needed` blocks be taken? If not, the refusal is counted.
-    fn check_room(&mut self, needed: usize) -> Result<()> {
-        let (free, evictable) = (self.num_free_blocks(), self.num_evictable_blocks());
-        if needed <= free + evictable {
-            return Ok(());
-        }
-        let total = self.config.num_blocks;
-        let (rows, tier) = (Box::default(), Tier::Device);
-        self.counted(Err(Error::OutOfBlocks { needed, free, evictable, total, rows, reserve: 0, tier }))
-    }
-
-    /// Takes `count` blocks, which `check_room` has found: free ones, then what a reset left, then the exact rest by
-    /// eviction (I8). They are private, held once.
-    fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
-        let wanted = out.len() + count;
-        while out.len() < wanted {
-            let before = out.len();
-            self.blocks.pop(wanted - before, out);
-            for &block in &out[before..] {
-                self.fences.clear_block(block);
-            }
-            if out.len() == wanted {
-                return;
-            }
-            let stale = self.evict.stalest();
-            let Some(node) = stale.or_else(|| self.evict.victim()) else {
-                unreachable!("I8: the room for {count} blocks was checked");
-            };
-            if let Some(next) = self.evict.after(node) {
-                self.index.touch(next);
-            }
-            self.take_tail(node, stale.is_some(), wanted - out.len(), out);
-        }
-    }
-
-    /// The same for a transfer, which passes over what is fenced; there is room for that, too.
-    fn take_unfenced(&mut self, count: usize, out: &mut Vec<BlockId>) {
-        let wanted = out.len() + count;
-        while out.len() < wanted {
-            self.blocks.pop_where(wanted - out.len(), |block| !self.fences.has_block(block), out);
-            if out.len() == wanted {
-                return;
-            }
-            let is_free_to_go = |&node: &NodeId| !self.fences.has_node(node) && !self.evict.slot(node).is_in_transit();
-            let stale = self.evict.iter(self.evict.stale()).find(|&node| !self.fences.has_node(node));
-            let Some(node) = stale.or_else(|| self.evict.in_eviction_order().find(is_free_to_go)) else {
-                unreachable!("I9: the room for {count} blocks was checked");
-            };
-            self.take_tail(node, stale.is_some(), wanted - out.len(), out);
-        }
-    }
-
-    /// Takes up to `most` blocks off the tail of a node that nobody holds.
-    fn take_tail(&mut self, node: NodeId, is_stale: bool, most: usize, out: &mut Vec<BlockId>) {
-        let before = out.len();
-        // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that
-        // moment.
-        let most = if self.copies.has_targets() { 1 } else { most };
-        let blocks = &mut self.blocks;
-        let taken = self.index.pop_tail(node, most, |block| {
-            blocks.set_private(block);
-            out.push(block);
-        });
-        let is_empty = self.index[node].run.is_empty();
-        if is_stale {
-            self.evict.take_stale(node, taken, is_empty);
-        } else {
-            let slot = self.evict.slot(node);
-            self.counters.evicted_blocks += taken as u64;
-            self.counters.evicted_idle_ticks += taken as u64 * (self.counters.clock_ticks - slot.idle_since());
-            self.counters.evicted_hits += taken as u64 * u64::from(slot.hits());
-            self.evict.evict(node, taken);
-            if is_empty {
-                self.evict.dequeue(node, 0);
-            }
-        }
-        if is_empty {
-            self.fences.clear_node(node);
-            self.index.remove(node);
-        }
-        for &block in &out[before..] {
-            self.withdraw_copy_into(block);
-        }
-    }
-
-    // ---- what plans read -------------------------------------------------------------------------------------------
-
-    /// A plan reads a path up to the end of a node: all of it stays, and keeps its place in the policy's queues.
-    fn hold_for_plan(&mut self, end: NodeId) {
-        let mut node = end;
-        while !node.is_root() {
-            let holds = self.in_transit.entry(node).or_insert(0);
-            *holds += 1;
-            if *holds > 1 {
-                return;
-            }
-            self.evict.set_in_transit(node, self.index[node].run.len(), true);
-            node = self.index[node].parent;
-        }
-    }
-
-    /// The plan has read it. What was forgotten meanwhile, and nobody else holds, becomes free, deepest first.
-    fn let_go_for_plan(&mut self, end: NodeId) {
-        let mut node = end;
-        while !node.is_root() {
-            let Some(holds) = self.in_transit.get_mut(&node) else { unreachable!("I9: {node:?} is not in transit") };
-            *holds -= 1;
-            if *holds > 0 {
-                return;
-            }
-            self.in_transit.remove(&node);
-            self.evict.set_in_transit(node, self.index[node].run.len(), false);
-            if self.evict.slot(node).is_queued() {
-                self.fences.note_node(node);
-            }
-            let parent = self.index[node].parent;
-            if !self.index[node].is_held() && !self.index.is_live(node) {
-                self.free_node(node);
-            }
-            node = parent;
         }
     }
 
