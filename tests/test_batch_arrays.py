@@ -6,6 +6,7 @@ The reference has arrays of its own for each step and takes none.
 from __future__ import annotations
 
 import array
+import ctypes
 import mmap
 import warnings
 from multiprocessing import shared_memory
@@ -366,3 +367,22 @@ def test_two_batches_in_the_same_arrays_harm_only_each_others_values(pager):
     for step in steps:
         assert step.commit([9]).tolist() == [True]
     assert pager.check() == []
+
+
+@pytest.mark.parametrize("name", ["block_tables", "seq_lens", "slot_mapping"])
+def test_a_ctypes_array_that_was_resized_is_refused(name):
+    """ctypes moves memory that others use; the step would write to where it was."""
+    pager = kvpager.Pager(64, 4)
+    kind, length = {
+        "block_tables": (ctypes.c_int32, 2 * 8 * 16),
+        "seq_lens": (ctypes.c_int32, 2 * 8),
+        "slot_mapping": (ctypes.c_int64, 2 * 64),
+    }[name]
+    memory = (kind * length)()
+    batch = pager.batch(8, 16, 64, arrays={name: memory})
+    with pager.admit([1, 2, 3]) as sequence:
+        batch.add(sequence)
+        batch.step([3]).commit([5])
+        ctypes.resize(memory, ctypes.sizeof(memory) * 1000)
+        with nothing_changes(pager), refuses(ValueError, "resized"):
+            batch.step(1)

@@ -13,7 +13,7 @@ use numpy::{PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyUntyped
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyMemoryView, PyTypeMethods};
 
 use crate::errors::to_python;
 
@@ -65,10 +65,12 @@ pub struct BatchArrays {
     pub owners: Vec<Owner>,
 }
 
-/// An array whose memory the batch uses. numpy lets its holder resize it (`refcheck=False`) in spite of our views.
+/// An array whose memory the batch uses, and who owns that. numpy lets its holder resize an array (`refcheck=False`) in
+/// spite of our views, and so does ctypes (`ctypes.resize`).
 pub struct Owner {
     array: Py<PyUntypedArray>,
     memory: (usize, usize),
+    exporter: Option<(Py<PyAny>, (usize, usize))>,
 }
 
 impl Owner {
@@ -78,12 +80,50 @@ impl Owner {
         while let Ok(base) = owner.getattr("base")?.cast_into::<PyUntypedArray>() {
             owner = base.into_any();
         }
+        let exporter = exporter(owner.getattr("base")?)?;
         let owner = owner.cast_into::<PyUntypedArray>()?;
-        Ok(Self { memory: memory(&owner), array: owner.unbind() })
+        Ok(Self { memory: memory(&owner), array: owner.unbind(), exporter })
     }
 
     fn is_unchanged(&self, py: Python<'_>) -> bool {
-        memory(self.array.bind(py)) == self.memory
+        let is_there = |(exporter, memory): &(Py<PyAny>, _)| exported(exporter.bind(py)).as_ref() == Some(memory);
+        memory(self.array.bind(py)) == self.memory && self.exporter.as_ref().is_none_or(is_there)
+    }
+}
+
+/// The ctypes object behind an array's memory, and where that is. (What else exports buffers keeps them where they are
+/// while somebody uses them; to ask it again might run Python code.)
+fn exporter(mut base: Bound<'_, PyAny>) -> PyResult<Option<(Py<PyAny>, (usize, usize))>> {
+    while let Ok(view) = base.cast::<PyMemoryView>() {
+        base = view.getattr("obj")?;
+    }
+    let is_of_ctypes = |class: Bound<'_, PyAny>| -> PyResult<bool> {
+        let module = class.getattr("__module__")?;
+        Ok(module.extract::<&str>().is_ok_and(|module| module == "_ctypes"))
+    };
+    let classes = base.get_type().mro();
+    for class in classes {
+        if is_of_ctypes(class)? {
+            let memory = exported(&base);
+            return Ok(memory.map(|memory| (base.unbind(), memory)));
+        }
+    }
+    Ok(None)
+}
+
+/// Where an object's buffer is, and how long, in bytes.
+fn exported(object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
+    let mut view = ffi::Py_buffer::new();
+    // SAFETY: this thread is attached, and `view` is given back at once if it was filled. The object is of ctypes, which
+    // runs no Python code to answer.
+    unsafe {
+        if ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut view, ffi::PyBUF_SIMPLE) != 0 {
+            drop(PyErr::take(object.py()));
+            return None;
+        }
+        let memory = (view.buf as usize, view.len.cast_unsigned());
+        ffi::PyBuffer_Release(&raw mut view);
+        Some(memory)
     }
 }
 
