@@ -70,7 +70,13 @@ pub struct BatchArrays {
 pub struct Owner {
     array: Py<PyUntypedArray>,
     memory: (usize, usize),
-    exporter: Option<(Py<PyAny>, (usize, usize))>,
+    exporter: Option<Exporter>,
+}
+
+/// A ctypes object, and where its memory was.
+struct Exporter {
+    object: Py<PyAny>,
+    memory: (usize, usize),
 }
 
 impl Owner {
@@ -86,14 +92,14 @@ impl Owner {
     }
 
     fn is_unchanged(&self, py: Python<'_>) -> bool {
-        let is_there = |(exporter, memory): &(Py<PyAny>, _)| exported(exporter.bind(py)).as_ref() == Some(memory);
+        let is_there = |exporter: &Exporter| exported(exporter.object.bind(py)) == Some(exporter.memory);
         memory(self.array.bind(py)) == self.memory && self.exporter.as_ref().is_none_or(is_there)
     }
 }
 
 /// The ctypes object behind an array's memory, and where that is. (What else exports buffers keeps them where they are
 /// while somebody uses them; to ask it again might run Python code.)
-fn exporter(mut base: Bound<'_, PyAny>) -> PyResult<Option<(Py<PyAny>, (usize, usize))>> {
+fn exporter(mut base: Bound<'_, PyAny>) -> PyResult<Option<Exporter>> {
     while let Ok(view) = base.cast::<PyMemoryView>() {
         base = view.getattr("obj")?;
     }
@@ -105,7 +111,7 @@ fn exporter(mut base: Bound<'_, PyAny>) -> PyResult<Option<(Py<PyAny>, (usize, u
     for class in classes {
         if is_of_ctypes(class)? {
             let memory = exported(&base);
-            return Ok(memory.map(|memory| (base.unbind(), memory)));
+            return Ok(memory.map(|memory| Exporter { object: base.unbind(), memory }));
         }
     }
     Ok(None)

@@ -7,7 +7,7 @@ use kvpager_core::ids::BlockId;
 use kvpager_core::memory::with_capacity;
 use kvpager_core::transfers::{Plan, PlanId, PlanState, Tier};
 use kvpager_core::{Error, Pager};
-use numpy::{PyArray1, PyArrayDescr, PyArrayMethods};
+use numpy::{PyArray1, PyArrayDescr};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyInt, PyList, PyMemoryView, PySequence, PyString, PyTuple, PyType};
 
 use crate::arguments::{is_bool, wrong_type};
-use crate::buffers::read_only;
+use crate::buffers::{copied, read_only};
 use crate::errors::{lost_plan, shown, to_python};
 
 fn plan_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
@@ -94,7 +94,10 @@ fn from_buffer(view: &Bound<'_, PyMemoryView>) -> PyResult<Vec<bool>> {
         return refused(format!("a buffer of {dimensions} dimensions"));
     }
     let plain = array.call_method1("astype", (PyArrayDescr::of::<bool>(py),))?;
-    Ok(plain.cast::<PyArray1<bool>>()?.to_vec()?)
+    let bytes = copied(plain.call_method1("view", (PyArrayDescr::of::<u8>(py),))?.cast::<PyArray1<u8>>()?)?;
+    let mut mask = with_capacity(bytes.len()).map_err(|error| to_python(py, error))?;
+    mask.extend(bytes.iter().map(|&byte| byte != 0));
+    Ok(mask)
 }
 
 // ---- out -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 //! The core plans and guards, a mover copies, the core is told. A plan is named by a number, which is used again once it
 //! has ended, and a generation, by which late reports of it are recognised.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::error::{Error, Result};
@@ -93,6 +93,8 @@ pub enum Work {
     },
     /// An admission's blocks come back.
     Fetch {
+        /// The device's node above them, and the hash of the first of them: what others who want them look for.
+        place: (NodeId, u32),
         /// Blocks of the path above them.
         start: usize,
         /// The host's node that ends with the last of them.
@@ -140,8 +142,9 @@ impl Work {
     pub fn take(&mut self) -> Self {
         match self {
             Self::Offload { chains } => Self::Offload { chains: std::mem::take(chains) },
-            Self::Fetch { start, source, members } => {
-                Self::Fetch { start: *start, source: source.take(), members: std::mem::take(members) }
+            Self::Fetch { place, start, source, members } => {
+                let (place, start) = (*place, *start);
+                Self::Fetch { place, start, source: source.take(), members: std::mem::take(members) }
             }
             Self::SwapOut { owner, start } => Self::SwapOut { owner: owner.take(), start: *start },
             Self::SwapIn { owner } => Self::SwapIn { owner: owner.take() },
@@ -186,6 +189,8 @@ pub struct Plans {
     writing: [usize; 2],
     quarantined: [usize; 2],
     in_flight: InFlight,
+    /// Fetches that can be joined, by their places, oldest first.
+    fetches: BTreeMap<(NodeId, u32), Vec<PlanId>>,
 }
 
 /// Device blocks that offloads bring to the host.
@@ -217,6 +222,7 @@ impl Plans {
             writing: [0; 2],
             quarantined: [0; 2],
             in_flight: InFlight { is_there: zeroed(num_blocks)?, count: 0 },
+            fetches: BTreeMap::new(),
         })
     }
 
@@ -259,6 +265,9 @@ impl Plans {
         let serial = self.next_serial;
         self.next_serial += 1;
         self.writing[work.target() as usize] += targets.len();
+        if let Work::Fetch { place, .. } = work {
+            self.fetches.entry(place).or_default().push(id);
+        }
         let plan = Box::new(Plan { id, serial, state: PlanState::Planned, sources, targets, work });
         self.free.remove(&id.number);
         if let Some(slot) = self.slots.get_mut(id.number as usize) {
@@ -303,19 +312,47 @@ impl Plans {
             PlanState::Abandoned(_) => self.quarantined[tier] -= plan.targets.len(),
             _ => self.writing[tier] -= plan.targets.len(),
         }
-        end_flight(&mut self.in_flight, &plan);
+        self.end_flight(&plan);
         Some(plan)
+    }
+
+    /// Fetches of blocks at a place that can be joined, oldest first.
+    pub fn fetches_at(&self, place: (NodeId, u32)) -> impl Iterator<Item = &Plan> {
+        let ids = self.fetches.get(&place).into_iter().flatten();
+        ids.filter_map(|&id| self.get(id).ok().flatten())
     }
 
     /// A started plan is given up.
     pub fn abandon(&mut self, id: PlanId) {
-        let Some((_, Some(plan))) = self.slots.get_mut(id.number as usize) else { return };
-        let PlanState::Started(tick) = plan.state else { return };
-        let (tier, len) = (plan.work.target() as usize, plan.targets.len());
-        self.writing[tier] -= len;
-        self.quarantined[tier] += len;
-        end_flight(&mut self.in_flight, plan);
-        plan.state = PlanState::Abandoned(tick);
+        let Some((_, slot)) = self.slots.get_mut(id.number as usize) else { return };
+        let Some(mut plan) = slot.take() else { return };
+        if let PlanState::Started(tick) = plan.state {
+            let (tier, len) = (plan.work.target() as usize, plan.targets.len());
+            self.writing[tier] -= len;
+            self.quarantined[tier] += len;
+            self.end_flight(&plan);
+            plan.state = PlanState::Abandoned(tick);
+        }
+        self.slots[id.number as usize].1 = Some(plan);
+    }
+
+    /// Nobody waits for what a plan brings any more.
+    fn end_flight(&mut self, plan: &Plan) {
+        if matches!(plan.state, PlanState::Abandoned(_)) {
+            return;
+        }
+        match plan.work {
+            Work::Offload { .. } => self.in_flight.set(&plan.sources, false),
+            Work::Fetch { place, .. } => {
+                if let Some(fetches) = self.fetches.get_mut(&place) {
+                    fetches.retain(|&id| id != plan.id);
+                    if fetches.is_empty() {
+                        self.fetches.remove(&place);
+                    }
+                }
+            }
+            Work::SwapOut { .. } | Work::SwapIn { .. } => {}
+        }
     }
 
     /// Blocks of a tier that plans write.
@@ -344,12 +381,5 @@ impl Plans {
         plans.extend(self.iter());
         plans.sort_unstable_by_key(|plan: &&Plan| plan.serial);
         Ok(plans)
-    }
-}
-
-/// Nobody waits for what an offload reads any more.
-fn end_flight(in_flight: &mut InFlight, plan: &Plan) {
-    if let (Work::Offload { .. }, PlanState::Planned | PlanState::Started(_)) = (&plan.work, plan.state) {
-        in_flight.set(&plan.sources, false);
     }
 }

@@ -13,7 +13,7 @@ use super::plans::End;
 use crate::content;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::ids::{BlockId, Handle, Token};
+use crate::ids::{BlockId, Handle, NodeId, Token};
 use crate::index::Found;
 use crate::memory::{self, with_capacity};
 use crate::sequence::{Sequence, State};
@@ -107,18 +107,25 @@ impl Pager {
         is_enough: impl Fn(usize) -> bool,
     ) -> Option<(PlanId, usize)> {
         let block_size = self.config.block_size;
-        let ends_there = found.node.is_root() || found.within == self.index[found.node].run.len();
-        let joinable = self.plans.iter().filter(|_| ends_there).filter_map(|plan| {
+        if !found.node.is_root() && found.within < self.index[found.node].run.len() {
+            return None;
+        }
+        self.plans.fetches_at(self.place_behind(found, tokens)).find_map(|plan| {
             let end = self.fetched_end(plan, found, tokens, limit)?;
             let end = content::cut_back(tokens.len(), |at| tokens[at], end, block_size);
-            is_enough(end).then_some((plan.serial, plan.id, end))
-        });
-        joinable.min_by_key(|&(serial, ..)| serial).map(|(_, id, end)| (id, end))
+            is_enough(end).then_some((plan.id, end))
+        })
+    }
+
+    /// What names the blocks of a prompt behind a found path.
+    fn place_behind(&self, found: Found, tokens: &[Token]) -> (NodeId, u32) {
+        let start = found.blocks * self.config.block_size;
+        (found.node, self.index.hash(found.node, &tokens[start..start + self.config.block_size]))
     }
 
     /// How far a plan brings what a prompt wants behind a place.
     fn fetched_end(&self, plan: &Plan, place: Found, tokens: &[Token], limit: usize) -> Option<usize> {
-        let Work::Fetch { start, source: Some(source), members } = &plan.work else { return None };
+        let Work::Fetch { start, source: Some(source), members, .. } = &plan.work else { return None };
         let (host, member) = (self.host.as_ref()?, self.sequences.get(members.first()?.sequence)?);
         if *start != place.blocks || member.end != place.node || !host.index.is_live(*source) {
             return None;
@@ -133,7 +140,7 @@ impl Pager {
     /// Was a block that is fetched for a sequence forgotten?
     pub(super) fn is_fetch_forgotten(&self, sequence: &Sequence) -> bool {
         let plan = sequence.plan.and_then(|id| self.plans.get(id).ok().flatten());
-        let Some(Plan { work: Work::Fetch { start, source: Some(source), members }, sources, .. }) = plan else {
+        let Some(Plan { work: Work::Fetch { start, source: Some(source), members, .. }, sources, .. }) = plan else {
             return false;
         };
         let end =
@@ -188,13 +195,14 @@ impl Pager {
         if let Some(host) = &mut self.host {
             host.hold(source);
         }
-        if let Some(sequence) = self.sequences.get(handle) {
-            targets.extend_from_slice(&sequence.table[start..on_host.blocks]);
-        }
+        let Some(sequence) = self.sequences.get(handle) else { return Ok(handle) };
+        targets.extend_from_slice(&sequence.table[start..on_host.blocks]);
+        let first_block = sequence.tail.block(0, self.config.block_size);
+        let place = (sequence.end, self.index.hash(sequence.end, first_block));
         for &block in &targets {
             self.blocks.hold(block, 1);
         }
-        let id = self.plans.insert(sources, targets, Work::Fetch { start, source: Some(source), members });
+        let id = self.plans.insert(sources, targets, Work::Fetch { place, start, source: Some(source), members });
         self.wait_for(handle, id, on_host.blocks);
         Ok(handle)
     }
@@ -236,7 +244,7 @@ impl Pager {
         if end != End::Cancelled {
             self.counters.fetched_blocks += num_done as u64;
         }
-        let Work::Fetch { start, source, members } = plan.work.take() else { return };
+        let Work::Fetch { start, source, members, .. } = plan.work.take() else { return };
         let blocks = start + plan.sources.len();
         let live =
             source.zip(self.host.as_ref()).map_or(blocks, |(source, host)| host.index.live_part(source, blocks).blocks);

@@ -80,7 +80,7 @@ impl Pager {
         }
         // Asked for before anything changes: who leaves the device keeps a copy of its tokens.
         let mut lost = with_capacity(plan.targets.len())?;
-        let tokens = if end == End::Complete { self.tokens_of_owner(id)? } else { None };
+        let tokens = if end == End::Complete { self.prepare_owner(id)? } else { None };
         let Some(mut plan) = self.plans.remove(id) else { return Ok(false) };
         match plan.work {
             Work::Offload { .. } => {

@@ -90,11 +90,15 @@ impl Pager {
         Ok(self.host.as_ref().and_then(|host| host.find(self.namespace(sequence), &tokens, limit)))
     }
 
-    /// What the owner of a swap-out needs when it is complete.
-    pub(super) fn tokens_of_owner(&self, id: PlanId) -> Result<Option<Known>> {
-        let Some(Plan { work: Work::SwapOut { owner: Owner::Sequence(handle), .. }, .. }) = self.plans.get(id)? else {
+    /// What the owner of a swap-out needs when it is complete: its tokens, and room for the blocks of its own.
+    pub(super) fn prepare_owner(&mut self, id: PlanId) -> Result<Option<Known>> {
+        let plan = self.plans.get(id)?;
+        let Some(Plan { work: Work::SwapOut { owner: Owner::Sequence(handle), .. }, targets, .. }) = plan else {
             return Ok(None);
         };
+        if let Some(away) = self.sequences.get_mut(*handle).and_then(|sequence| sequence.away.as_mut()) {
+            away.own.try_reserve_exact(targets.len())?;
+        }
         self.sequences.get(*handle).map(|sequence| self.known_tokens(sequence)).transpose()
     }
 
@@ -161,7 +165,7 @@ impl Pager {
             (away.end, away.path_blocks) = (Some(end), new.end);
             num_lost = new.start - start;
         }
-        away.own = targets.split_off(away.path_blocks - start);
+        away.own.extend_from_slice(&targets[away.path_blocks - start..]);
         targets.truncate(num_lost);
     }
 
