@@ -6,7 +6,8 @@ import numpy as np
 
 from examples.server.llama import Llama
 from examples.server.pages import attend_each
-from examples.server.scheduler import Limits, Request, Scheduler, choose
+from examples.server.requests import Request
+from examples.server.scheduler import Limits, Scheduler, choose
 from examples.server.tokenizer import ByteTokenizer
 from kvpager.movers import NumpyMover
 

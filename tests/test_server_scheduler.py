@@ -15,7 +15,8 @@ from server_support import MODEL, TOKENIZER, Asked, a_scheduler, ask, drive, som
 import kvpager
 from examples.server.llama import Llama
 from examples.server.pages import PagedKV
-from examples.server.scheduler import Failed, NeverFitsError, OverloadedError, Request, Scheduler, choose
+from examples.server.requests import Failed, NeverFitsError, OverloadedError, Request
+from examples.server.scheduler import Scheduler, choose
 from examples.server.tokenizer import AnswerText, ByteTokenizer
 
 

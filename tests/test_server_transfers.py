@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from server_support import a_scheduler, ask, drive, some
 
-from examples.server.scheduler import Failed
+from examples.server.requests import Failed
 from kvpager.testing import FakeMover
 
 PRESSED = {"max_seqs": 4, "watermark": 0.0, "prefill_budget": 16}
