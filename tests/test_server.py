@@ -87,7 +87,7 @@ class Server:
     def wait_until_idle(self):
         def is_idle():
             now = self.metrics()
-            return not (now["running"] or now["waiting"] or now["preempted"] or now["pager_active_blocks"])
+            return not any(now[name] for name in ("running", "waiting", "preempted", "moving", "pager_active_blocks"))
 
         wait_until(is_idle, "sequences are left")
         assert self.scheduler.pager.check() == []
@@ -278,6 +278,22 @@ class TestApi:
             "response_format": {"type": "text"},
         }
         assert noise.text(FRANCE, max_tokens=4, **more) == noise.text(FRANCE, max_tokens=4)
+
+    def test_a_small_pool_with_a_host_tier_answers_the_same(self, noise):
+        """Six answers of 17 blocks at once in a pool of 40: they are swapped, and what was evicted is fetched."""
+        questions = [[{"role": "user", "content": f"Question {number}: " + "why? " * 30}] for number in range(6)]
+        ample = [noise.text(question, max_tokens=64) for question in questions]
+        scheduler = Scheduler(Llama.random(0, context=2048), EndlessTokenizer(), 40, 16, host_blocks=200)
+        with serving(scheduler) as server, concurrent.futures.ThreadPoolExecutor(6) as threads:
+            assert list(threads.map(lambda question: server.text(question, max_tokens=64), questions)) == ample
+            server.wait_until_idle()
+            usages = [server.ask(question, max_tokens=1).usage for question in questions]
+            metrics = server.metrics()
+        assert {usage.prompt_tokens_details.cached_tokens for usage in usages} == {usages[0].prompt_tokens // 16 * 16}
+        assert metrics["pager_swap_outs"] == metrics["pager_swap_ins"] > 0
+        assert metrics["fetched_tokens"] == 16 * metrics["pager_fetched_blocks"] > 0
+        assert metrics["pager_host_cached_blocks"] > 0
+        assert metrics["failed_transfers"] == metrics["abandoned_transfers"] == 0
 
 
 class TestBadInput:
@@ -480,6 +496,7 @@ class TestCommand:
             (["--random", "--block-size", "0"], 1, "block_size"),
             (["--random", "--prefill-budget", "0"], 1, "it takes 1 or more"),
             (["--random", "--max-seqs", "0"], 1, "max_seqs"),
+            (["--random", "--host-blocks", "-1"], 1, "num_host_blocks"),
             (["--random", "--port", "70000"], 2, "there is no port 70000"),
             (["--random", "--gguf", "x"], 2, "not allowed with"),
         ],

@@ -12,6 +12,8 @@ Without the weights it serves a tiny random model, which answers noise through t
 What to read, in this order:
 
 - `scheduler.py`: the serving loop. kvpager is called here, and in `pages.py` the arrays of its steps are used.
+- `requests.py`: what is asked and told, and an answer in the making.
+- `transfers.py`: the host tier (`--host-blocks`), to which answers are swapped and cold blocks copied.
 - `pages.py`: the KV pool, and attention through block tables.
 - `llama.py`, `gguf.py`, `tokenizer.py`: the model. Replace these with yours.
 - `api.py`: HTTP, and what a request may say.

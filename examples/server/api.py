@@ -20,7 +20,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from .scheduler import Event, Failed, NeverFitsError, OverloadedError, Request, Scheduler
+from .requests import Event, Failed, NeverFitsError, OverloadedError, Request
+from .scheduler import Scheduler
 
 MAX_BODY_BYTES = 4 << 20
 ROLES = ("system", "user", "assistant")

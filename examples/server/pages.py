@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import kvpager
+from kvpager.movers import NumpyPool
 
 from .llama import Config, Floats
 
@@ -19,6 +20,10 @@ class PagedKV:
         by_slot = (config.num_layers, num_blocks * block_size, *shape[3:])
         self.k_slots, self.v_slots = self.k.reshape(by_slot), self.v.reshape(by_slot)
         self.block_size, self.is_exact = block_size, is_exact
+
+    def pool(self) -> NumpyPool:
+        """The same memory as a mover sees it."""
+        return NumpyPool([self.k, self.v], block_axis=1)
 
     def begin(self, step: kvpager.Step) -> None:
         """Take over a step: carry out its copies, and keep what `attend` reads."""

@@ -10,82 +10,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kvpager
+from kvpager.movers import HostArena, Mover, NumpyMover, NumpyPool
 
 from .llama import Floats, Llama
 from .pages import PagedKV
+from .requests import Delta, Failed, NeverFitsError, OverloadedError, Request, Sample
 from .tokenizer import AnswerText, ChatTokenizer
-
-
-@dataclass(frozen=True)
-class Delta:
-    """More text of one sample, and why it ended, if it did: "stop", "length"."""
-
-    index: int
-    text: str
-    finish_reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The request ends here, unanswered: the server stops, or met a bug."""
-
-    message: str
-
-
-Event: TypeAlias = Delta | Failed
-
-
-class NeverFitsError(ValueError):
-    """A request that this server can never answer."""
-
-
-class OverloadedError(RuntimeError):
-    """Too many requests wait, or the server stops: try again later."""
-
-
-@dataclass(eq=False)
-class Request:
-    prompt: NDArray[np.int32]
-    max_tokens: int | None  # None: as many as fit
-    on_event: Callable[[Event], None]  # called from the scheduler's thread: must not block
-    temperature: float = 0.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    n: int = 1
-    namespace: kvpager.Namespace = b""
-    # Written by the scheduler, before the event that tells.
-    number: int = -1
-    num_cached: int = 0
-    num_sampled: int = 0
-    is_forked: bool = False
-
-
-@dataclass(eq=False)
-class Sample:
-    """One answer in the making."""
-
-    request: Request
-    index: int
-    seq: kvpager.Sequence
-    text: AnswerText
-    num_tokens: int = 0
-    # The sampled token that is not in the sequence yet: the next step that reaches the sequence's end takes it along.
-    pending: int | None = None
-
-    @property
-    def age(self) -> tuple[int, int]:
-        return self.request.number, self.index
-
-    @property
-    def num_missing(self) -> int:
-        """Positions to compute before the next token can be sampled: a prompt's rest, or 1 in a decode step."""
-        return len(self.seq) - self.seq.num_planned + (self.pending is not None)
+from .transfers import Transfers
 
 
 @dataclass
@@ -96,6 +33,7 @@ class Counters:
     computed_tokens: int = 0
     generated_tokens: int = 0
     rows_left_out: int = 0
+    fetched_tokens: int = 0
 
 
 @dataclass
@@ -108,6 +46,9 @@ class Limits:
     # Steps in which rows that find no block sit out, in the hope that another sequence ends, before one is preempted.
     patience: int = 4
     watermark: float = 0.02
+    # Of the host tier: how long a copy may take, and cold blocks that are copied at a time.
+    deadline_s: float = 10.0
+    offload_blocks: int = 16
 
 
 @dataclass
@@ -127,10 +68,17 @@ class Scheduler:
         num_blocks: int,
         block_size: int = 16,
         limits: Limits | None = None,
+        *,
+        host_blocks: int = 0,
+        make_mover: Callable[[NumpyPool, HostArena], Mover] = NumpyMover,
     ) -> None:
         self.model, self.tokenizer, self.limits = model, tokenizer, limits or Limits()
         self.pager = kvpager.Pager(
-            num_blocks, block_size, watermark=self.limits.watermark, identity=model.name.encode()
+            num_blocks,
+            block_size,
+            watermark=self.limits.watermark,
+            identity=model.name.encode(),
+            num_host_blocks=host_blocks,
         )
         # A sequence alone in the pool may hold one block twice: its own, and an equal one that was published earlier.
         self.max_len = min(model.config.context, (num_blocks - 1) * block_size)
@@ -145,9 +93,17 @@ class Scheduler:
             buffers=1,
         )
         self.pages = PagedKV(model.config, num_blocks, block_size, is_exact=model.is_exact)
+        mover = None
+        if host_blocks:
+            pool = self.pages.pool()
+            mover = make_mover(pool, HostArena(host_blocks, pool.layout.bytes_per_block))
+        self.transfers = Transfers(
+            self.pager, mover, deadline_s=self.limits.deadline_s, offload_blocks=self.limits.offload_blocks
+        )
         self.waiting: deque[Request] = deque()
         self.running: list[Sample] = []  # oldest first
-        self.preempted: list[Sample] = []  # oldest first
+        self.preempted: list[Sample] = []  # oldest first; they come back from the host, or are computed again
+        self.moving: dict[Sample, str] = {}  # by the state in which a transfer put their sequences
         self.counters = Counters()
         self._steps_waited = 0
         self._wake = threading.Condition()
@@ -189,9 +145,10 @@ class Scheduler:
             self._wake.notify()
 
     def metrics(self) -> dict[str, int]:
-        now = {"waiting": len(self.waiting), "running": len(self.running), "preempted": len(self.preempted)}
+        now = {"waiting": len(self.waiting), "running": len(self.running)}
+        now |= {"preempted": len(self.preempted), "moving": len(self.moving)}
         pager = {f"pager_{name}": value for name, value in self.pager.stats().as_dict().items()}
-        return now | vars(self.counters) | pager
+        return now | vars(self.counters) | vars(self.transfers.counters) | pager
 
     def start(self) -> None:
         self._thread.start()
@@ -222,16 +179,25 @@ class Scheduler:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._inbox.submitted or self._inbox.aborted or self.waiting or self.running or self.preempted)
+        asked = self._inbox.submitted or self._inbox.aborted or self.waiting
+        return bool(asked or self._samples() or self.transfers.are_under_way)
+
+    def _samples(self) -> list[Sample]:
+        return [*self.running, *self.preempted, *self.moving]
 
     def step(self) -> None:
         """One round: take in, admit, compute, sample."""
         self._take_in()
+        self._land()
         self._admit()
         planned = self._plan()
         if planned is None:
-            return
-        step, due = planned
+            self.transfers.wait()
+        else:
+            self._compute(*planned)
+        self.transfers.offload()
+
+    def _compute(self, step: kvpager.Step, due: list[tuple[int, Sample]]) -> None:
         self.pages.begin(step)
         last = step.query_start_loc[1:] - 1
         wanted = last[[row for row, _ in due]]
@@ -249,27 +215,51 @@ class Scheduler:
             self._inbox.submitted, self._inbox.aborted = [], []
         self.waiting.extend(submitted)
         for request in aborted:
-            samples = [sample for sample in (*self.running, *self.preempted) if sample.request is request]
+            samples = [sample for sample in self._samples() if sample.request is request]
             self.counters.aborted += bool(samples) or request in self.waiting
             for sample in samples:
                 self._end(sample, "aborted")
             if request in self.waiting:
                 self.waiting.remove(request)
 
+    def _land(self) -> None:
+        """Whose transfer has ended goes on, from wherever it is now."""
+        self.transfers.poll()
+        for sample, before in list(self.moving.items()):
+            seq, request = sample.seq, sample.request
+            if seq.state == before:
+                continue
+            del self.moving[sample]
+            if before == "swapping_out" and seq.state == "running":
+                seq.preempt()  # the copy failed, but the room is wanted
+            sample.is_lost = before == "swapping_in" and seq.state != "running"
+            if seq.state != "running":
+                self._put(sample, self.preempted)
+                continue
+            self._enter(sample)
+            if before == "fetching":
+                self.counters.fetched_tokens += seq.num_cached - request.num_cached
+                request.num_cached = seq.num_cached
+
     def _admit(self) -> None:
-        """Whoever was preempted comes back first, then who waits, in order, while there is room."""
+        """Whoever made room comes back first, then who waits, in order, while there is room."""
         if self._steps_waited:
             return
         while self.preempted:
-            if self.preempted[0].seq.try_resume() is None:
+            if not self._bring_back(self.preempted[0]):
                 return
-            self._enter(self.preempted.pop(0))
+            del self.preempted[0]
+        if "swapping_out" in self.moving.values():
+            return
         # Those samples of a request that are still to be forked have their rows reserved.
-        rows_left = self.limits.max_seqs - sum(1 if each.request.is_forked else each.request.n for each in self.running)
+        rows = sum(1 if each.request.is_forked else each.request.n for each in self._samples())
+        rows_left = self.limits.max_seqs - rows
         for request in list(self.waiting):
             if request.n > rows_left:
                 return
-            seq = self.pager.try_admit(request.prompt, namespace=request.namespace, wait=True)
+            seq = self.pager.try_admit(
+                request.prompt, namespace=request.namespace, wait=True, fetch=self.transfers.is_open
+            )
             if isinstance(seq, kvpager.Computing):
                 continue  # a running prefill is about to compute more of this prompt: it will be a hit
             if seq is None:
@@ -277,12 +267,31 @@ class Scheduler:
             self.waiting.remove(request)
             rows_left -= request.n
             request.num_cached = seq.num_cached
-            self._enter(Sample(request, 0, seq, AnswerText(self.tokenizer.decoder(), request.stop)))
+            sample = Sample(request, 0, seq, AnswerText(self.tokenizer.decoder(), request.stop))
+            if seq.state == "fetching":
+                self.transfers.fetch(seq)
+                self.moving[sample] = seq.state
+            else:
+                self._enter(sample)
+
+    def _bring_back(self, sample: Sample) -> bool:
+        """False if there is no room."""
+        is_on_host = sample.seq.state == "swapped" and self.transfers.is_open and not sample.is_lost
+        if is_on_host and self.transfers.swap_in(sample.seq):
+            self.moving[sample] = sample.seq.state
+            return True
+        if is_on_host or sample.seq.try_resume() is None:
+            return False
+        self._enter(sample)
+        return True
 
     def _enter(self, sample: Sample) -> None:
         self.batch.add(sample.seq)
-        self.running.append(sample)
-        self.running.sort(key=lambda sample: sample.age)
+        self._put(sample, self.running)
+
+    def _put(self, sample: Sample, samples: list[Sample]) -> None:
+        samples.append(sample)
+        samples.sort(key=lambda sample: sample.age)
 
     def _plan(self) -> tuple[kvpager.Step, list[tuple[int, Sample]]] | None:
         """The step that fits, and of which rows it computes all that is missing: these get their next token.
@@ -300,16 +309,24 @@ class Scheduler:
             except kvpager.OutOfBlocks as error:
                 left_out = list(error.rows)
             counts[left_out] = 0
-            if counts.any() and self._steps_waited < self.limits.patience:
+            youngest = max((*self.running, *self.moving), key=lambda sample: sample.age)
+            # Who moves makes room already, or cannot yet.
+            if youngest in self.moving or (counts.any() and self._steps_waited < self.limits.patience):
                 self._steps_waited += 1
                 self.counters.rows_left_out += len(left_out)
-                return self._step(samples, counts)
-            # All that runs is older than all that was preempted: nobody is admitted while somebody waits to come back.
-            youngest = self.running.pop()
-            youngest.seq.preempt()  # its KV may stay cached; resume finds what is left of it
-            self.preempted.insert(0, youngest)
+                return self._step(samples, counts) if counts.any() else None
+            self._make_room(youngest)
         self._steps_waited = 0
         return None
+
+    def _make_room(self, sample: Sample) -> None:
+        """Swaps a sample out, if others go on meanwhile and the host has room; else gives its blocks back at once."""
+        self.running.remove(sample)
+        if self.running and self.transfers.swap_out(sample.seq):
+            self.moving[sample] = sample.seq.state
+        else:
+            sample.seq.preempt()  # its KV may stay cached; resume finds what is left of it
+            self._put(sample, self.preempted)
 
     def _step(self, samples: list[Sample], counts: NDArray[np.int32]) -> tuple[kvpager.Step, list[tuple[int, Sample]]]:
         due = [(row, sample) for row, sample in enumerate(samples) if counts[row] == sample.num_missing]
@@ -360,16 +377,18 @@ class Scheduler:
 
     def _end(self, sample: Sample, reason: Literal["finished", "aborted"]) -> None:
         sample.seq.release(reason)  # takes it out of the batch, too; its full blocks stay cached
-        (self.running if sample in self.running else self.preempted).remove(sample)
+        if self.moving.pop(sample, None) is None:
+            (self.running if sample in self.running else self.preempted).remove(sample)
 
     def _fail_all(self) -> None:
-        samples = [*self.running, *self.preempted]
+        samples = self._samples()
         for request in {*self._inbox.submitted, *self.waiting, *(sample.request for sample in samples)}:
             request.on_event(Failed(self._inbox.closed_for or "the scheduler failed"))
         self._inbox.submitted.clear()
         self.waiting.clear()
         for sample in samples:
             self._end(sample, "aborted")
+        self.transfers.close()
 
 
 def choose(logits: Floats, temperature: float, seed: tuple[int, int, int]) -> int:

@@ -1,0 +1,133 @@
+"""The host tier: what leaves the device and comes back, and what becomes of a copy that fails or never ends.
+
+The pager plans, a mover copies, and the pager is told how it ended:
+
+    planned ── _begin ──> under way ── the mover reports ──────> complete, or fail: undone, as if never planned
+                             │
+                             └──────── the deadline passes ────> abandon: undone, too, but the blocks that are being
+                                                                 written stay in quarantine until the mover reports
+
+All of it happens between steps, so what a plan reads is written, and no kernel runs that still reads what a plan
+writes. A loop that plans ahead gives `submit` its stream as `after=`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import kvpager
+from kvpager.movers import Mover, Ticket
+
+WAIT_S = 0.002  # how long the loop sleeps at a time, if all it could do waits for a copy
+
+
+@dataclass
+class TransferCounters:
+    transfers: int = 0
+    failed_transfers: int = 0
+    abandoned_transfers: int = 0
+
+
+class Transfers:
+    """Without a mover, all of this answers that nothing can be moved."""
+
+    def __init__(self, pager: kvpager.Pager, mover: Mover | None, *, deadline_s: float, offload_blocks: int) -> None:
+        self.pager, self.mover = pager, mover
+        self.deadline_ms, self.offload_blocks = round(deadline_s * 1000), offload_blocks
+        self.abandoned: set[kvpager.Plan] = set()
+        self.pause_ends_ms = 0
+        self.counters = TransferCounters()
+
+    @property
+    def is_open(self) -> bool:
+        """False without a mover, and as long as it owes an answer that is overdue."""
+        return self.mover is not None and not self.abandoned
+
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self.pager.plans())
+
+    def clock_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    # What can be moved
+
+    def swap_out(self, seq: kvpager.Sequence) -> bool:
+        """False if the host has no room. Else the sequence's blocks are free when the plan has ended."""
+        return self.is_open and self._begin(seq.try_swap_out())
+
+    def swap_in(self, seq: kvpager.Sequence) -> bool:
+        """False if the device has no room. Else the sequence runs when the plan has ended."""
+        return self.is_open and self._begin(seq.try_swap_in())
+
+    def fetch(self, seq: kvpager.Sequence) -> None:
+        """Begins the fetch that an admission planned, unless it joined one that is under way."""
+        planned = {status.plan for status in self.pager.plans() if status.state == "planned"}
+        self._begin(seq.fetch if seq.fetch in planned else None)
+
+    def offload(self) -> None:
+        """Copies the coldest cached blocks that the host has not, a few at a time: evicted, they can come back."""
+        is_paused = self.clock_ms() < self.pause_ends_ms
+        if self.is_open and not is_paused and not any(each.plan.kind == "offload" for each in self.pager.plans()):
+            self._begin(self.pager.offload(self.offload_blocks))
+
+    def _begin(self, plan: kvpager.Plan | None) -> bool:
+        if plan is None or self.mover is None:
+            return False
+        self.pager.start(plan, self.clock_ms())
+        self.mover.submit(plan)
+        self.counters.transfers += 1
+        return True
+
+    # How it ends
+
+    def poll(self) -> None:
+        """Tells the pager what has ended, and gives up on what is overdue."""
+        if self.mover is None:
+            return
+        for ticket in self.mover.poll():
+            self._report(ticket)
+        now = self.clock_ms()
+        for plan, state, _ in self.pager.plans(older_than=max(0, now - self.deadline_ms)):
+            if state == "started":
+                self.pager.abandon(plan)
+                self.abandoned.add(plan)
+                self.counters.abandoned_transfers += 1
+        if self.pager.plans(older_than=max(0, now - 2 * self.deadline_ms)):
+            self.close()  # no answer even now: go on without the host, with all blocks
+
+    def wait(self) -> None:
+        """Sleeps a little, or until all has ended."""
+        if self.mover is not None and self.are_under_way:
+            for ticket in self.mover.wait(WAIT_S):
+                self._report(ticket)
+
+    def _report(self, ticket: Ticket) -> None:
+        plan = ticket.plan
+        if plan in self.abandoned:
+            self.abandoned.remove(plan)
+            self.pager.reclaim(plan)  # late, but now it is certain that nothing is written to its blocks any more
+        elif ticket.state == "done":
+            self.pager.complete(plan)
+        else:
+            self.pager.fail(plan, done=ticket.done)
+            self.counters.failed_transfers += 1
+            # The pager offers the same blocks again at once. Without a pause an idle server would do nothing but fail.
+            self.pause_ends_ms = self.clock_ms() + self.deadline_ms
+
+    def close(self) -> None:
+        """Ends every plan. Right for a mover whose `close` waits for the copy it is at, as NumpyMover's does: nothing
+        is written behind it. What is queued on a GPU that hangs must stay in quarantine for good."""
+        if self.mover is None:
+            return
+        self.mover.close()
+        self.mover = None
+        self.abandoned.clear()
+        for plan, state, _ in self.pager.plans():
+            if state == "abandoned":
+                self.pager.reclaim(plan)
+            elif state == "started":
+                self.pager.fail(plan)
+            else:
+                self.pager.cancel(plan)
