@@ -83,6 +83,10 @@ def test_each_report_fits_one_state(pager):
     plan = pager.offload(1)
     for step, state in (("start", "planned"), ("abandon", "started"), ("reclaim", "abandoned")):
         for report in set(reports) - set(fits[state]):
+            if (report, state) == ("start", "started"):
+                with nothing_changes(pager):
+                    assert pager.start(plan) is False
+                continue
             with nothing_changes(pager), refuses(TransferError, state):
                 getattr(pager, report)(plan)
         assert getattr(pager, step)(plan) is True

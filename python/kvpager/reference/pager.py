@@ -450,7 +450,11 @@ class Pager:
         return self._plan_offload(chains)
 
     def start(self, plan: Plan, tick: int | None = None) -> bool:
-        """The mover has begun to copy. False if the plan has ended already, as for all of these reports."""
+        """The mover has begun to copy. False if the plan has ended (as for all of these reports), or is under way."""
+        self._drain()
+        transfer = self._transfers.find(_instance("plan", plan, Plan))
+        if transfer is not None and transfer.state == "started":
+            return False
         transfer = self._reported("start", plan, "planned")
         if transfer is None:
             return False

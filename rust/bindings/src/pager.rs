@@ -441,19 +441,20 @@ impl PyPager {
     /// Parameters
     /// ----------
     /// plan : Plan
-    ///     Of this pager, not started yet. Known by `id` and `generation`: one that came through another process will do.
+    ///     Of this pager. Known by `id` and `generation`: one that came through another process will do.
     /// tick : int, optional
     ///     The time on a clock of yours, 0..2**63-1, for `plans(older_than=...)`; `stats().clock_ticks` by default.
     ///
     /// Returns
     /// -------
     /// bool
-    ///     False if the plan has ended (its sequence was released, say): copy nothing. Counted in `late_reports`.
+    ///     True: copy now. False: copy nothing; the plan has ended (its sequence was released, say; counted in
+    ///     `late_reports`), or it is under way already, for another sequence that waits for the same fetch.
     ///
     /// Raises
     /// ------
     /// TransferError
-    ///     It was started before. Nothing was changed.
+    ///     It was abandoned. Nothing was changed.
     /// ValueError, TypeError
     ///     It is no plan of this pager, or no plan, or `tick` is no time.
     #[pyo3(signature = (plan, tick=None))]

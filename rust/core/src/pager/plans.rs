@@ -43,11 +43,15 @@ impl End<'_> {
 }
 
 impl Pager {
-    /// A mover copies now. False if the plan has ended.
+    /// A mover copies now. False if that is not for the caller to see to: the plan has ended, or has been started for
+    /// somebody who waits for the same.
     ///
     /// # Errors
-    /// `Transfer` unless it is planned; `Value` if it is no plan of this pager.
+    /// `Transfer` if it is abandoned; `Value` if it is no plan of this pager.
     pub fn start_plan(&mut self, id: PlanId, tick: Option<u64>) -> Result<bool> {
+        if let Some(Plan { state: PlanState::Started(_), .. }) = self.plans.get(id)? {
+            return Ok(false);
+        }
         if !self.expect(id, "start", "planned")? {
             return Ok(false);
         }
