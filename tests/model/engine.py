@@ -51,6 +51,7 @@ class Launch:
     rows: list[Planned]
     copies: npt.NDArray[np.int32]
     is_launched: bool = False
+    has_copied: bool = False
     has_run: bool = False
 
 
@@ -267,10 +268,18 @@ class Engine:
 
     def run(self, launch: Launch) -> None:
         """The kernels of one step, as the device sees them when their turn comes."""
+        self.copy(launch)
+        self.forward(launch)
+
+    def copy(self, launch: Launch) -> None:
+        """What is copied on write, before anything is written: its source may be written by the same step."""
+        self.device.copy(launch.copies)
+        launch.has_copied = True
+
+    def forward(self, launch: Launch) -> None:
         for row in launch.rows:
             for position, source in row.sources.items():
                 row.tokens[position] = source.following
-        self.device.copy(launch.copies)
         rows: list[Row] = [*launch.rows]
         if rows:
             self.compare(rows, self.device.launch(rows, launch.step.slot_mapping))
@@ -349,7 +358,7 @@ class Engine:
         # Where copies are still to be made, their source is what counts: those of steps in their order, then the queue.
         sources: dict[int, int] = {}
         queued = [tuple(map(int, pair)) for pair in re.findall(r"(\d+)->(\d+)", line(drawing, "copies: "))]
-        for pairs in [*(each.copies.tolist() for each in self.open if not each.has_run), queued]:
+        for pairs in [*(each.copies.tolist() for each in self.open if not each.has_copied), queued]:
             sources.update({target: sources.get(source, source) for source, target in pairs})
         for sequence in self.sequences:
             if sequence.state in self.ON_DEVICE and (stop := sequence.num_committed):

@@ -7,7 +7,7 @@ one random.Random, which may be a seeded one or hypothesis's.
 from __future__ import annotations
 
 import random
-from typing import Any, ClassVar
+from typing import Any
 
 import kvpager
 
@@ -22,6 +22,9 @@ class Player:
     """Each operation does nothing where there is nothing to do."""
 
     ENGINE: type[Engine] = Engine
+    BLOCK_SIZES = 1, 2, 4, 4, 8, 16
+    POSITIONS = 32, 128
+    """Between how many the pool has room for."""
 
     # The usual ones more than once.
     OPERATIONS = (
@@ -31,18 +34,11 @@ class Player:
         *["leave_or_enter", "condense", "reserve", "compute", "forget", "reset"],
     )
 
-    LEAST: ClassVar = {
-        "turn": 2.0,
-        "admit": 0.5,
-        **dict.fromkeys(["resume", "fork", "reorder", "plan_and_cancel"], 0.2),
-    }
-    """What a swarm adds to the weights it draws."""
-
     def __init__(self, draw: random.Random, **options: Any) -> None:
         self.draw = draw
-        block_size = draw.choice([1, 2, 4, 4, 8, 16])
+        block_size = draw.choice(self.BLOCK_SIZES)
         self.engine = self.ENGINE(
-            draw.randint(32, 128) // block_size,
+            draw.randint(*self.POSITIONS) // block_size,
             block_size,
             **{
                 "max_seqs": 6,
@@ -60,10 +56,24 @@ class Player:
         for _ in range(draw.randint(1, 4)):
             self.admit()
 
+    def weights(self) -> dict[str, float]:
+        """How often a swarm does what: drawn anew for each history."""
+        weights = {operation: self.draw.random() ** 2 for operation in self.OPERATIONS}
+        weights["turn"] += 2
+        weights["admit"] += 0.5
+        for often in ("resume", "fork", "reorder", "plan_and_cancel"):
+            weights[often] += 0.2
+        for seldom in ("release", "preempt", "reset", "forget"):
+            weights[seldom] *= 0.3
+        return weights
+
     def act(self, operation: str) -> None:
         self.engine.batch = self.draw.choice(self.engine.batches)
         getattr(self, operation)()
         self.engine.settle()
+
+    def finish(self) -> None:
+        self.engine.finish()
 
     # What there is.
 

@@ -36,7 +36,7 @@ class ModelMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "player"):
-            self.player.engine.finish()
+            self.player.finish()
 
 
 def test_histories_of_a_model(runs: int | None) -> None:
@@ -47,15 +47,11 @@ def swarm(seed: int, runs: int, steps: int, kind: type[Player] = Player, **optio
     for run_seed in range(seed, seed + runs):
         draw = random.Random(run_seed)
         player = kind(draw, **options)
-        weights = {operation: draw.random() ** 2 for operation in kind.OPERATIONS}
-        for operation, least in kind.LEAST.items():
-            weights[operation] += least
-        for seldom in ("release", "preempt", "reset", "forget"):
-            weights[seldom] *= 0.3
+        weights = player.weights()
         try:
             for operation in draw.choices([*weights], [*weights.values()], k=steps):
                 player.act(operation)
-            player.engine.finish()
+            player.finish()
         except BaseException as error:
             error.add_note(f"replay with KVPAGER_SEED={run_seed} KVPAGER_RUNS=1")
             raise
