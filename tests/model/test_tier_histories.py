@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,7 +15,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from kvpager import Plan
+from kvpager.movers import Ticket
+
 from .test_histories import swarm
+from .tiered import TieredEngine
 from .tiered_player import TieredPlayer
 
 DRAW: Any = st.randoms(use_true_random=False)
@@ -49,6 +54,41 @@ def test_a_swarm_of_two_tiers(seed: int, runs: int | None) -> None:
 
 def test_a_swarm_of_two_tiers_in_half_precision(seed: int, runs: int | None) -> None:
     swarm(seed, runs or 5, steps=80, kind=TieredPlayer, dtype=np.float16)
+
+
+class CountingEngine(TieredEngine):
+    """Counts what happens to plans."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def told(self, plan: Plan) -> Plan:
+        self.seen[plan.kind] += bool(len(plan))
+        self.seen["behind a kernel"] += bool(self.unwritten)
+        self.seen["beside an open step"] += bool(self.open)
+        self.seen["past fenced blocks"] += bool(self.pager.num_fenced_blocks and plan.destination == "device")
+        return plan
+
+    def say(self, plan: Plan, ticket: Ticket) -> None:
+        fetching = [each for each in self.sequences if each.state == "fetching" and each.fetch == plan]
+        self.seen["joined"] += len(fetching) > 1
+        self.seen["failed in part"] += ticket.state == "failed" and bool(ticket.done.any())
+        self.seen["late"] += plan in self.given_up
+        self.seen["evicted on the host"] += self.pager.stats().host_evicted_blocks > 0
+        super().say(plan, ticket)
+
+
+class CountingPlayer(TieredPlayer):
+    """A player of that engine."""
+
+    ENGINE = CountingEngine
+
+
+def test_the_swarm_meets_everything() -> None:
+    """A history in which nothing is fetched would find nothing wrong with a fetch."""
+    CountingEngine.seen.clear()
+    swarm(0, 25, steps=120, kind=CountingPlayer)
+    assert len(CountingEngine.seen) == 11
+    assert min(CountingEngine.seen.values()) > 0, CountingEngine.seen
 
 
 @pytest.mark.slow

@@ -160,8 +160,12 @@ class TieredEngine(Engine):
         return ticket
 
     def submit(self, plan: Plan) -> Ticket:
-        self.tickets[plan] = self.mover.submit(plan, self.after(plan))
+        self.tickets[plan] = self.mover.submit(self.told(plan), self.after(plan))
         return self.tickets[plan]
+
+    def told(self, plan: Plan) -> Plan:
+        """What the mover is told."""
+        return plan
 
     def after(self, plan: Plan) -> Any:
         """What a plan must wait for: the kernels that were committed ahead, and nothing else.
@@ -176,18 +180,22 @@ class TieredEngine(Engine):
 
     def report(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            plan = ticket.plan
-            if plan in self.given_up:
-                # Late, but now nobody writes there any more.
-                assert self.pager.reclaim(plan)
-                self.given_up.remove(plan)
-            elif ticket.state == "done":
-                assert self.pager.complete(plan)
-            else:
-                assert self.pager.fail(plan, ticket.done)
+            plan = next(each for each, its in self.tickets.items() if its is ticket)
             del self.tickets[plan]
+            self.say(plan, ticket)
             self.ended.append(plan)
             self.settle()
+
+    def say(self, plan: Plan, ticket: Ticket) -> None:
+        """Tell the pager what a ticket says."""
+        if plan in self.given_up:
+            # Late, but now nobody writes there any more.
+            assert self.pager.reclaim(plan)
+            self.given_up.remove(plan)
+        elif ticket.state == "done":
+            assert self.pager.complete(plan)
+        else:
+            assert self.pager.fail(plan, ticket.done)
 
     def move(self, plan: Plan | None) -> Ticket:
         """Send a plan and wait for its report."""
@@ -255,6 +263,7 @@ class TieredEngine(Engine):
     def compare_host(self, blocks: list[int], tokens: list[int]) -> None:
         """Records of the host, against contiguous KV of these tokens."""
         right, stop = self.truth.of(tokens), len(tokens)
+        assert len(blocks) == -(-stop // self.block_size), f"the host is wrong: {stop} tokens in host blocks {blocks}"
         shares = self.host.records[blocks].view(self.device.keys.dtype).reshape(len(blocks), 2, right.model.LAYERS, -1)
         for name, share, expected in zip("KV", shares.swapaxes(0, 1), (right.keys, right.values), strict=True):
             found = share.swapaxes(0, 1).reshape(len(expected), -1, *expected.shape[2:])[:, :stop]

@@ -53,7 +53,7 @@ class TieredPlayer(Player):
         if self.draw.random() < 0.7:
             weights = {operation: 0.15 * weight for operation, weight in weights.items()}
             weights["serve"] += 2.0
-        for operation, least in (("poll", 1.5), ("send", 0.6), ("offload", 1.0), ("swap_out", 0.6), ("swap_in", 1.5)):
+        for operation, least in (("poll", 1.5), ("send", 0.6), ("offload", 1.0), ("swap_out", 0.6), ("swap_in", 0.7)):
             weights[operation] += least
         weights["give_up"] += 0.2
         for seldom in ("say_again", "misreport", "cancel_plan"):
