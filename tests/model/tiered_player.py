@@ -104,6 +104,9 @@ class TieredPlayer(Player):
             prompt = self.draw.choice(fetched if fetched and self.draw.random() < 0.7 else candidates)
             if len(prompt) > engine.pager.num_blocks * engine.block_size:
                 continue
+            named = [each for each in self.of_state("running") if engine.names(each)]
+            if named and self.draw.random() < 0.2:
+                self.draw.choice(named).release()  # The step is still to run, and its blocks are the first to be had.
             room = len(engine.sequences) < SEQUENCES_MAX
             sequence = engine.pager.try_admit(prompt, **self.how()) if room else None
             if sequence is None:
@@ -128,6 +131,11 @@ class TieredPlayer(Player):
         """Where the host has no room, recompute (L13)."""
         if (sequence := self.unnamed()) is None:
             return
+        if sequence.num_planned < len(sequence) and self.draw.random() < 0.7:
+            try:
+                self.engine.compute(sequence, ahead=True)
+            except kvpager.OutOfBlocks:
+                return
         plan = self.out(sequence.try_swap_out)
         if plan is not None:
             self.made(plan)
