@@ -7,25 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .llama import Floats, Llama
+from .llama import Floats, Llama, computed
 
 
 class Contiguous:
-    """K, V and logits of a list of tokens that only grows: arrays [layers, positions, kv_heads, head_dim]."""
+    """K, V and logits of a list of tokens that only grows: arrays [layers, positions, kv_heads, head_dim].
+
+    K and V are kept in the pool's element type, and attention reads what was kept: rounded alike, they are equal.
+    """
 
     CAPACITY = 192
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, dtype: npt.DTypeLike = np.float32) -> None:
         self.model = model
+        self.dtype = dtype
         self.tokens = np.empty(self.CAPACITY, np.int32)
         self.length = 0
-        self.keys = np.empty((model.LAYERS, self.CAPACITY, model.KV_HEADS, model.HEAD_DIM), np.float32)
+        self.keys = np.empty((model.LAYERS, self.CAPACITY, model.KV_HEADS, model.HEAD_DIM), dtype)
         self.values = np.empty_like(self.keys)
         self.logits = np.empty((self.CAPACITY, model.VOCABULARY), np.float32)
 
     def branch(self, length: int) -> Contiguous:
         """Another one that has only the first of the tokens."""
-        other = Contiguous(self.model)
+        other = Contiguous(self.model, self.dtype)
         other.length = length
         other.tokens[:length], other.logits[:length] = self.tokens[:length], self.logits[:length]
         other.keys[:, :length], other.values[:, :length] = self.keys[:, :length], self.values[:, :length]
@@ -43,7 +47,7 @@ class Contiguous:
 
     def read(self, layer: int, place: int) -> tuple[Floats, Floats]:
         stop = self.start + place + 1
-        return self.keys[layer, :stop], self.values[layer, :stop]
+        return computed(self.keys[layer, :stop]), computed(self.values[layer, :stop])
 
 
 class Truth:
@@ -51,9 +55,9 @@ class Truth:
 
     KEPT = 64
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, dtype: npt.DTypeLike = np.float32) -> None:
         self.model = model
-        self.known = [Contiguous(model) for _ in range(self.KEPT)]
+        self.known = [Contiguous(model, dtype) for _ in range(self.KEPT)]
         self.tokens = np.full((self.KEPT, Contiguous.CAPACITY), -1, np.int32)
         self.last_used = np.zeros(self.KEPT, np.int64)
 

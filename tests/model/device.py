@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .llama import Floats, Llama
+from .llama import Floats, Llama, computed
 
 PLACEHOLDER = -1
 
@@ -26,10 +26,10 @@ class Row:
 class Device:
     """Pools of K and V [layers, blocks, block_size, kv_heads, head_dim]. Nothing is found in them but by block ids."""
 
-    def __init__(self, model: Llama, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: Llama, num_blocks: int, block_size: int, dtype: npt.DTypeLike = np.float32) -> None:
         self.model = model
         self.block_size = block_size
-        self.keys = np.full((model.LAYERS, num_blocks, block_size, model.KV_HEADS, model.HEAD_DIM), np.nan, np.float32)
+        self.keys = np.full((model.LAYERS, num_blocks, block_size, model.KV_HEADS, model.HEAD_DIM), np.nan, dtype)
         self.values = self.keys.copy()
 
     def copy(self, pairs: npt.NDArray[np.int32]) -> None:
@@ -87,4 +87,4 @@ class Paged:
             keys, values = self.device.gather(row.table, row.stop)
             self.gathered[id(row)] = keys[layer], values[layer]
         keys, values = self.gathered[id(row)]
-        return keys[: position + 1], values[: position + 1]
+        return computed(keys[: position + 1]), computed(values[: position + 1])

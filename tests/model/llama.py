@@ -88,6 +88,11 @@ class Llama:
         return np.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
 
 
+def computed(kept: npt.NDArray[Any]) -> Floats:
+    """K or V as attention computes with them: float32, whatever they are kept in."""
+    return kept.astype(np.float32, copy=False)
+
+
 def linear(x: Floats, weight: Floats) -> Floats:
     """``x @ weight.T``, one row at a time: the same matrix-vector product whatever the number of rows."""
     result: Floats = (x[:, None, :] @ weight.T)[:, 0]

@@ -13,13 +13,18 @@ import kvpager
 
 from .contiguous import choose
 from .device import PLACEHOLDER
-from .engine import TRUTH, Engine
+from .engine import Engine
 
 SEQUENCES_MAX, LENGTH_MAX = 10, 90
 
 
 class Player:
     """Each operation does nothing where there is nothing to do."""
+
+    ENGINE: type[Engine] = Engine
+    BLOCK_SIZES = 1, 2, 4, 4, 8, 16
+    POSITIONS = 32, 128
+    """Between how many the pool has room for."""
 
     # The usual ones more than once.
     OPERATIONS = (
@@ -31,9 +36,9 @@ class Player:
 
     def __init__(self, draw: random.Random, **options: Any) -> None:
         self.draw = draw
-        block_size = draw.choice([1, 2, 4, 4, 8, 16])
-        self.engine = Engine(
-            draw.randint(32, 128) // block_size,
+        block_size = draw.choice(self.BLOCK_SIZES)
+        self.engine = self.ENGINE(
+            draw.randint(*self.POSITIONS) // block_size,
             block_size,
             **{
                 "max_seqs": 6,
@@ -51,10 +56,24 @@ class Player:
         for _ in range(draw.randint(1, 4)):
             self.admit()
 
+    def weights(self) -> dict[str, float]:
+        """How often a swarm does what: drawn anew for each history."""
+        weights = {operation: self.draw.random() ** 2 for operation in self.OPERATIONS}
+        weights["turn"] += 2
+        weights["admit"] += 0.5
+        for often in ("resume", "fork", "reorder", "plan_and_cancel"):
+            weights[often] += 0.2
+        for seldom in ("release", "preempt", "reset", "forget"):
+            weights[seldom] *= 0.3
+        return weights
+
     def act(self, operation: str) -> None:
         self.engine.batch = self.draw.choice(self.engine.batches)
         getattr(self, operation)()
         self.engine.settle()
+
+    def finish(self) -> None:
+        self.engine.finish()
 
     # What there is.
 
@@ -98,12 +117,18 @@ class Player:
         prompt = [*begun[: self.draw.randint(0, len(begun))], *self.tokens(9)]
         namespace, wait = self.draw.choice([b"", b"", b"", b"tenant"]), self.draw.random() < 0.3
         try:
-            sequence = self.engine.pager.try_admit(prompt, namespace=namespace, wait=wait)
+            sequence = self.engine.pager.try_admit(prompt, namespace=namespace, wait=wait, **self.how())
         except kvpager.NeverFits:
             return
         if sequence is not None and not isinstance(sequence, kvpager.Computing):
-            self.enter(self.engine.adopt(sequence))
+            self.engine.adopt(sequence)
+            if sequence.state == "running":
+                self.enter(sequence)
             self.prompts.append(prompt)
+
+    def how(self) -> dict[str, Any]:
+        """More that an admit is told."""
+        return {}
 
     def release(self) -> None:
         if (sequence := self.running()) is not None:
@@ -173,7 +198,8 @@ class Player:
         for parent in parents:
             parent.truncate(parent.num_committed)
         tokens = [
-            choose(TRUTH.of(each.tokens.tolist()).logits[len(each) - 1], self.draw.randint(0, 2)) for each in parents
+            choose(self.engine.truth.of(each.tokens.tolist()).logits[len(each) - 1], self.draw.randint(0, 2))
+            for each in parents
         ]
         row_of = self.engine.batch.row_of
         _, new = self.engine.batch.reorder([*map(row_of, parents)], tokens, [*map(row_of, rows)])
@@ -217,7 +243,7 @@ class Player:
                 if new or PLACEHOLDER in sequence.tokens:
                     new += self.tokens(2)
                 else:
-                    new = TRUTH.generate(sequence.tokens.tolist(), 3)
+                    new = self.engine.truth.generate(sequence.tokens.tolist(), 3)
                     new[self.draw.randrange(3)] ^= self.draw.randrange(2)
                     new = new[: self.draw.randint(1, 3)]
             new = new[: max(0, self.room(sequence) - known)]

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -35,31 +36,30 @@ class ModelMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "player"):
-            self.player.engine.finish()
+            self.player.finish()
 
 
 def test_histories_of_a_model(runs: int | None) -> None:
     run_state_machine_as_test(ModelMachine, settings=settings(max_examples=runs or 20, stateful_step_count=40))
 
 
-def swarm(seed: int, runs: int, steps: int, **options: Any) -> None:
+def swarm(seed: int, runs: int, steps: int, kind: type[Player] = Player, **options: Any) -> None:
     for run_seed in range(seed, seed + runs):
         draw = random.Random(run_seed)
-        player = Player(draw, **options)
-        weights = {operation: draw.random() ** 2 for operation in Player.OPERATIONS}
-        weights["turn"] += 2
-        weights["admit"] += 0.5
-        for often in ("resume", "fork", "reorder", "plan_and_cancel"):
-            weights[often] += 0.2
-        for seldom in ("release", "preempt", "reset", "forget"):
-            weights[seldom] *= 0.3
+        player = kind(draw, **options)
+        weights = player.weights()
         try:
             for operation in draw.choices([*weights], [*weights.values()], k=steps):
                 player.act(operation)
-            player.engine.finish()
+            player.finish()
         except BaseException as error:
             error.add_note(f"replay with KVPAGER_SEED={run_seed} KVPAGER_RUNS=1")
             raise
+
+
+def test_a_swarm_of_a_model_in_half_precision(seed: int, runs: int | None) -> None:
+    """The pool rounds, and so does the contiguous cache: attention reads what was kept, so every bit is equal again."""
+    swarm(seed, runs or 5, steps=60, dtype=np.float16)
 
 
 def test_a_swarm_of_a_model(seed: int, runs: int | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,10 @@ from .llama import Llama
 PROMPT = np.random.default_rng(1).integers(0, Llama.VOCABULARY, 45).tolist()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("chunk", [1, 5, 8, 13, 44])
-def test_chunks_of_any_size_give_the_same_bits(chunk: int) -> None:
-    whole, parts = Contiguous(MODEL), Contiguous(MODEL)
+def test_chunks_of_any_size_give_the_same_bits(chunk: int, dtype: Any) -> None:
+    whole, parts = Contiguous(MODEL, dtype), Contiguous(MODEL, dtype)
     whole.extend(PROMPT)
     for start in range(0, len(PROMPT), chunk):
         parts.extend(PROMPT[start : start + chunk])
