@@ -216,7 +216,7 @@ def open_range(pair: Pair) -> tuple[int, int]:
 
 
 def test_every_history_agrees_with_the_reference(runs):
-    run_state_machine_as_test(PagerMachine, settings=settings(max_examples=runs or 200, stateful_step_count=40))
+    run_state_machine_as_test(PagerMachine, settings=settings(max_examples=runs or 120, stateful_step_count=40))
 
 
 @pytest.mark.slow
@@ -411,7 +411,7 @@ def swarm(seed: int, runs: int, steps: int, kind: Callable[[int], Swarm] = Swarm
 
 
 def test_a_swarm_of_histories_agrees_with_the_reference(seed, runs):
-    swarm(seed, runs or 500, steps=120)
+    swarm(seed, runs or 250, steps=120)
 
 
 @pytest.mark.slow

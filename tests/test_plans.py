@@ -348,12 +348,38 @@ class TestWhatGoesIn:
         with refuses(ValueError, "another pager's"):
             ON_PLANS[call](pager_with_host(), plan)
 
-    def test_only_the_name_of_a_plan_is_read(self):
+    @pytest.mark.parametrize("call", ON_PLANS)
+    def test_a_plan_of_that_name_of_another_pager(self, call):
+        """A server with two pagers, one for each model, and one loop that reports: what was moved there is not here."""
+        pager, other = pager_with_host(), pager_with_host()
+        with committed(pager) as sequence, committed(other, range(5, 40)) as stranger:
+            sequence.swap_out()
+            plan = stranger.swap_out()
+            before = pager.dump(full=True), pager.plans(), pager.stats()
+            with refuses(ValueError, "plan 0 of generation 0 is another swap_out of 5 blocks"):
+                ON_PLANS[call](pager, plan)
+            assert (pager.dump(full=True), pager.plans(), pager.stats()) == before
+
+    @pytest.mark.parametrize("call", ON_PLANS)
+    @pytest.mark.parametrize("name", ["source_ids", "destination_ids"])
+    def test_its_blocks_are_int32(self, planned, call, name):
+        pager, plan = planned
+        for value in ("", (), [0, 1], 0, None, np.zeros(5, np.int64), np.zeros((5, 1), np.int32)):
+            with refuses(TypeError, f"plan.{name} must be a one-dimensional int32 array"):
+                ON_PLANS[call](pager, named(plan, **{name: value}))
+        for value in (getattr(plan, name)[:-1], getattr(plan, name) + 1):
+            with refuses(ValueError, "report a plan to the pager that made it"):
+                ON_PLANS[call](pager, named(plan, **{name: value.astype(np.int32)}))
+
+    def test_it_is_known_by_its_name_and_blocks(self):
         pager = pager_with_host()
         with committed(pager) as sequence:
             plan = sequence.swap_out()
-            assert pager.start(named(plan, kind=None, source_ids="", destination_ids=(), source=3, destination=b""))
-            assert pager.complete(kvpager.Plan(plan.id, plan.generation, "fetch", "host", plan.source_ids, "host", 0))
+            strided = np.repeat(plan.source_ids, 2)[::2]
+            assert pager.start(named(plan, source=3, destination=b"", source_ids=strided))
+            with refuses(ValueError, "another swap_out"):
+                pager.complete(named(plan, kind="offload"))
+            assert pager.complete(plan)
             assert sequence.state == "swapped"
 
     def test_a_subclass_of_plan_is_a_plan(self):

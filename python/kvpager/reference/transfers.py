@@ -240,7 +240,11 @@ class Transfers:
         if not 0 <= plan.id < len(self.generations) or not 0 <= plan.generation < self.generations[plan.id]:
             raise ValueError(f"plan {plan.id}.{plan.generation} was never made by this pager")
         found = self.unfinished.get(plan.id)
-        return found if found is not None and found.plan.generation == plan.generation else None
+        if found is None or found.plan.generation != plan.generation:
+            return None
+        if found.plan != plan:
+            raise ValueError(f"plan {plan.id}.{plan.generation} of this pager has other blocks: it is another pager's")
+        return found
 
     def end(self, tiers: Tiers, transfer: Transfer, done: list[bool], how: End) -> None:
         """End a plan, or abandon it."""

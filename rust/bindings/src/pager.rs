@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
-use kvpager_core::ids::BlockId;
+use kvpager_core::ids::{BlockId, PlanId};
 use kvpager_core::memory::with_capacity;
 use kvpager_core::pager::{Admitted, Computing, End, Wish};
-use kvpager_core::{Pager, check, dump};
+use kvpager_core::{Error, Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -17,7 +17,7 @@ use crate::arguments::{self, Given, wrong_type};
 use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
-use crate::plans::{self, Made, Told};
+use crate::plans::{self, Made, Reported, Told};
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
@@ -459,10 +459,10 @@ impl PyPager {
     ///     It is no plan of this pager, or no plan, or `tick` is no time.
     #[pyo3(signature = (plan, tick=None))]
     fn start(&self, py: Python<'_>, plan: &Bound<'_, PyAny>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-        let arguments =
-            plans::id_of(plan).and_then(|id| Ok((id, tick.map(|value| arguments::tick(value, "tick")).transpose()?)));
-        let (id, tick) = self.shared.arguments(py, arguments)?;
-        self.shared.change(py, |pager| pager.start_plan(id, tick))
+        let arguments = Reported::of(plan)
+            .and_then(|plan| Ok((plan, tick.map(|value| arguments::tick(value, "tick")).transpose()?)));
+        let (plan, tick) = self.shared.arguments(py, arguments)?;
+        self.report(py, &plan, |pager, id| pager.start_plan(id, tick))
     }
 
     /// Say that all blocks of a started plan have arrived: the copies are done, not only queued. Blocks that it guarded are
@@ -470,8 +470,8 @@ impl PyPager {
     /// nothing, and is counted. TransferError unless it is started; ValueError if it is no plan of this pager. Cost: the
     /// blocks that are published.
     fn complete(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let id = self.shared.arguments(py, plans::id_of(plan))?;
-        self.shared.change(py, |pager| pager.end_plan(id, End::Complete))
+        let plan = self.shared.arguments(py, Reported::of(plan))?;
+        self.report(py, &plan, |pager, id| pager.end_plan(id, End::Complete))
     }
 
     /// Say that a started plan has failed, and that its mover writes nothing more (else `abandon` it). What did arrive is
@@ -496,16 +496,16 @@ impl PyPager {
     ///     It is no plan of this pager, or `done` has another length or type. Nothing was changed.
     #[pyo3(signature = (plan, done=None))]
     fn fail(&self, py: Python<'_>, plan: &Bound<'_, PyAny>, done: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-        let arguments = plans::id_of(plan).and_then(|id| Ok((id, done.map(plans::mask).transpose()?)));
-        let (id, done) = self.shared.arguments(py, arguments)?;
-        self.shared.change(py, |pager| pager.end_plan(id, End::Failed(done.as_deref())))
+        let arguments = Reported::of(plan).and_then(|plan| Ok((plan, done.map(plans::mask).transpose()?)));
+        let (plan, done) = self.shared.arguments(py, arguments)?;
+        self.report(py, &plan, |pager, id| pager.end_plan(id, End::Failed(done.as_deref())))
     }
 
     /// Take back a plan that was never started: nothing is copied, and all is as after a `fail` of nothing. False if the plan
     /// has ended already. TransferError once it is started; ValueError if it is no plan of this pager.
     fn cancel(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let id = self.shared.arguments(py, plans::id_of(plan))?;
-        self.shared.change(py, |pager| pager.end_plan(id, End::Cancelled))
+        let plan = self.shared.arguments(py, Reported::of(plan))?;
+        self.report(py, &plan, |pager, id| pager.end_plan(id, End::Cancelled))
     }
 
     /// Give up a started plan whose mover does not answer. Sequences that waited do not wait any more (fetching ones are
@@ -513,15 +513,15 @@ impl PyPager {
     /// them until `reclaim`. False if the plan has ended already. TransferError unless it is started; ValueError if it is no
     /// plan of this pager.
     fn abandon(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let id = self.shared.arguments(py, plans::id_of(plan))?;
-        self.shared.change(py, |pager| pager.abandon_plan(id))
+        let plan = self.shared.arguments(py, Reported::of(plan))?;
+        self.report(py, &plan, Pager::abandon_plan)
     }
 
     /// Take the blocks of an abandoned plan out of quarantine, once its mover has stopped for certain. False if the plan has
     /// ended already. TransferError unless it is abandoned; ValueError if it is no plan of this pager.
     fn reclaim(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let id = self.shared.arguments(py, plans::id_of(plan))?;
-        self.shared.change(py, |pager| pager.reclaim_plan(id))
+        let plan = self.shared.arguments(py, Reported::of(plan))?;
+        self.report(py, &plan, Pager::reclaim_plan)
     }
 
     /// The plans that have not ended, in the order in which they were made: a list of PlanStatus (`plan`, `state`, `tick`).
@@ -644,6 +644,19 @@ fn computing_of(py: Python<'_>, computing: Computing) -> PyResult<Bound<'_, PyAn
 }
 
 impl PyPager {
+    /// A report of a plan, if it is this pager's.
+    fn report(
+        &self,
+        py: Python<'_>,
+        plan: &Reported,
+        call: impl FnOnce(&mut Pager, PlanId) -> Result<bool, Error>,
+    ) -> PyResult<bool> {
+        self.shared.change(py, |pager| {
+            plan.check(pager)?;
+            call(pager, plan.id)
+        })
+    }
+
     fn started<'py>(&self, py: Python<'py>, started: Admitted) -> PyResult<Bound<'py, PyAny>> {
         match started {
             Admitted::Sequence(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),

@@ -1,7 +1,8 @@
 //! Plans as Python has them: `kvpager.plans.Plan`, in and out.
 //!
-//! A plan that goes in is a name: number and generation, read before the pager's lock is taken. One that comes out is
-//! copied under the lock and built after it.
+//! A plan that goes in is read before the pager's lock is taken. Its number and generation name it; its kind and blocks
+//! must be those that the pager has under that name, or it is another pager's. One that comes out is copied under the lock
+//! and built after it.
 
 use kvpager_core::ids::BlockId;
 use kvpager_core::memory::with_capacity;
@@ -25,15 +26,61 @@ fn plan_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 
 // ---- in ------------------------------------------------------------------------------------------------------------
 
-/// The name of a plan that an argument is.
-pub fn id_of(plan: &Bound<'_, PyAny>) -> PyResult<PlanId> {
-    let py = plan.py();
-    if !plan.is_instance(plan_class(py)?)? {
-        return Err(wrong_type(plan, "plan", "a kvpager.Plan"));
+/// A plan that somebody reports on.
+pub struct Reported {
+    /// Its name.
+    pub id: PlanId,
+    kind: String,
+    sources: Vec<i32>,
+    targets: Vec<i32>,
+}
+
+impl Reported {
+    /// What an argument says.
+    pub fn of(plan: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = plan.py();
+        if !plan.is_instance(plan_class(py)?)? {
+            return Err(wrong_type(plan, "plan", "a kvpager.Plan"));
+        }
+        let number = word(&plan.getattr(intern!(py, "id"))?, "id")?;
+        let generation = word(&plan.getattr(intern!(py, "generation"))?, "generation")?;
+        let kind = plan.getattr(intern!(py, "kind"))?;
+        let kind = kind.extract().map_err(|_| wrong_type(&kind, "plan.kind", "a str"))?;
+        let sources = ids(&plan.getattr(intern!(py, "source_ids"))?, "source_ids")?;
+        let targets = ids(&plan.getattr(intern!(py, "destination_ids"))?, "destination_ids")?;
+        Ok(Self { id: PlanId { number, generation }, kind, sources, targets })
     }
-    let number = word(&plan.getattr(intern!(py, "id"))?, "id")?;
-    let generation = word(&plan.getattr(intern!(py, "generation"))?, "generation")?;
-    Ok(PlanId { number, generation })
+
+    /// Is it this pager's plan of that name? (Of one that has ended nobody knows more than the name.)
+    ///
+    /// # Errors
+    /// `Value` if not.
+    pub fn check(&self, pager: &Pager) -> Result<(), Error> {
+        let Some(plan) = pager.find_plan(self.id)? else { return Ok(()) };
+        let is_same = |ours: &[BlockId], theirs: &[i32]| {
+            ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(&ours, &theirs)| ours.cast_signed() == theirs)
+        };
+        if self.kind == plan.work.name()
+            && is_same(&plan.sources, &self.sources)
+            && is_same(&plan.targets, &self.targets)
+        {
+            return Ok(());
+        }
+        Err(Error::Value(format!(
+            "this pager's plan {} of generation {} is another {} of {} blocks: report a plan to the pager that made it",
+            self.id.number,
+            self.id.generation,
+            plan.work.name(),
+            plan.targets.len()
+        )))
+    }
+}
+
+fn ids(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
+    match value.cast::<PyArray1<i32>>() {
+        Ok(array) => copied(array),
+        Err(_) => Err(wrong_type(value, &format!("plan.{name}"), "a one-dimensional int32 array")),
+    }
 }
 
 fn word(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
