@@ -52,6 +52,7 @@ class Worker:
         if memory is None:
             self.kv, arena = np.full((BLOCKS, BLOCK_SIZE), -1, np.int64), None
         else:
+            assert memory.buf is not None
             self.kv = np.frombuffer(memory.buf, np.int64, size).reshape(BLOCKS, BLOCK_SIZE)
             arena = memory.buf[8 * size :]
         self.host = HostArena(FRAMES, BLOCK_SIZE * 8, arena)
@@ -301,7 +302,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_plans() -> None:
 
         # Meanwhile others go on, elsewhere: the destinations are nobody's to take.
         worker = Rank(0, memory.name)
-        scheduler = _with(scheduler, worker)
+        scheduler.ranks = [worker]
+        scheduler.waiting.clear()
         scheduler.compare(running)
         scheduler.serve([9] * 13)
         other = pager.admit([8] * (4 * pager.stats().free_blocks))
@@ -331,10 +333,3 @@ def test_a_worker_that_is_killed_in_the_middle_of_plans() -> None:
         worker.process.join(SECONDS)
         memory.close()
         memory.unlink()
-
-
-def _with(scheduler: Scheduler, worker: Rank) -> Scheduler:
-    """The same pager with another worker; nothing waits for a report any more."""
-    scheduler.ranks = [worker]
-    scheduler.waiting.clear()
-    return scheduler

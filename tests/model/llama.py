@@ -90,7 +90,8 @@ class Llama:
 
 def computed(kept: npt.NDArray[Any]) -> Floats:
     """K or V as attention computes with them: float32, whatever they are kept in."""
-    return kept.astype(np.float32, copy=False)
+    result: Floats = kept.astype(np.float32, copy=False)
+    return result
 
 
 def linear(x: Floats, weight: Floats) -> Floats:

@@ -22,7 +22,7 @@ class Player:
     """Each operation does nothing where there is nothing to do."""
 
     ENGINE: type[Engine] = Engine
-    BLOCK_SIZES = 1, 2, 4, 4, 8, 16
+    BLOCK_SIZES: tuple[int, ...] = (1, 2, 4, 4, 8, 16)
     POSITIONS = 32, 128
     """Between how many the pool has room for."""
 

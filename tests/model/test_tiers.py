@@ -1,32 +1,19 @@
-"""Two tiers, one scene at a time: swaps, offloads, fetches, joins, failures, and what must not happen meanwhile.
-
-What other engines got wrong with bytes (W2, W11, W12, W13), and with plans that fail or never end (L3, L4), is told
-here as a scene that is right, and as the same scene with the mistake, which the comparisons see.
-"""
+"""Two tiers, one scene at a time: what swaps, offloads, fetches and joins bring."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-import kvpager
-import kvpager.reference
-from kvpager import Plan
-from kvpager.reference.pool import Pool
-
-from .engine import TRUTH
 from .llama import Llama
 from .test_sharing import PROMPT, check_answer
 from .tiered import TieredEngine
 
-SEEDS = range(12)
+SEEDS = range(8)
 OTHER = np.random.default_rng(4).integers(0, Llama.VOCABULARY, 60).tolist()
 FILLER = np.random.default_rng(6).integers(0, Llama.VOCABULARY, 160).tolist()
-WRONG = r"nothing in block|something else in block|the host is wrong"
 
 
 def compute(engine: TieredEngine, prompt: list[int], **how: Any) -> Any:
@@ -60,13 +47,6 @@ def decode(engine: TieredEngine, sequence: Any, number: int) -> None:
     engine.batch.add(sequence)
     for _ in range(number):
         engine.step({sequence: len(sequence) - sequence.num_planned})
-
-
-def is_seen(error: AssertionError, fault: bool) -> bool:
-    """Whether wrong bytes were found where there is a fault. Anything else is raised."""
-    if not fault or not re.search(WRONG, str(error)):
-        raise error
-    return True
 
 
 # What a swap, an offload and a fetch bring.
@@ -185,12 +165,13 @@ def test_prompts_join_a_fetch() -> None:
 
 
 def test_a_fetch_that_fails_in_some_blocks() -> None:
-    """L3: what arrived in front of the first gap is a hit, the rest is computed; the plan ends once."""
+    """W1, L3: what arrived in front of the first gap is a hit, the rest is computed; the plan ends once."""
     lengths = set()
     for seed in range(40):
         engine = TieredEngine(20, 4, seed=seed)
         offloaded(engine, PROMPT[:36])
         engine.mover._fail = 0.9
+        hit_tokens = engine.pager.stats().hit_tokens
         sequence = fetch(engine, PROMPT)
         plan = sequence.fetch
         ticket = engine.send(plan)
@@ -200,6 +181,7 @@ def test_a_fetch_that_fails_in_some_blocks() -> None:
         assert sequence.state == "running"
         assert sequence.num_cached == sequence.num_committed == 4 * arrived
         assert engine.pager.match(PROMPT).num_tokens == 4 * arrived
+        assert engine.pager.stats().hit_tokens == hit_tokens + 4 * arrived
         assert engine.pager.complete(plan) is False
         lengths.add(arrived)
         decode(engine, sequence, 2)
@@ -228,204 +210,4 @@ def test_both_tiers_under_pressure() -> None:
         stats = engine.pager.stats()
         assert stats.fetched_blocks > 20
         assert stats.host_evicted_blocks > 0
-        engine.finish()
-
-
-# What must not happen meanwhile.
-
-
-@pytest.mark.parametrize("fault", [False, True])
-def test_w2_a_block_is_not_handed_out_while_it_is_copied(fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """X-out(b) in flight; R(b); A by another: the copy reads what was there, for b is not handed out before it ends."""
-    if fault:
-        monkeypatch.setattr(Pool, "pin", lambda pool, block: None)
-        monkeypatch.setattr(Pool, "unpin", lambda pool, block: None)
-        monkeypatch.setattr(kvpager.reference.Pager, "check", lambda pager: [])
-    wrong = 0
-    for seed in SEEDS:
-        engine = TieredEngine(16, 4, seed=seed, pager=kvpager.reference.Pager)
-        try:
-            compute(engine, PROMPT).release()
-            plan = engine.adopt_plan(engine.pager.offload(100))
-            assert plan is not None
-            engine.send(plan)
-            room = engine.pager.stats().free_blocks + engine.pager.stats().evictable_blocks
-            assert room == (16 if fault else 5)
-            other = engine.admit(OTHER[: 4 * room], into_batch=False)
-            engine.compute(other, ahead=True)
-            assert fault or not set(other.block_ids.tolist()) & set(plan.source_ids.tolist())
-            other.release()
-            engine.finish_plans()
-            engine.drain()
-            engine.pager.forget(OTHER[:4])
-            again = engine.admit([*PROMPT[:44], 1], into_batch=False, fetch=True)
-            engine.adopt_plan(again.fetch)
-            engine.finish_plans()
-            engine.finish()
-        except AssertionError as error:
-            wrong += is_seen(error, fault)
-    assert bool(wrong) == fault
-
-
-def test_w2_a_sequence_that_is_released_while_it_is_swapped_out() -> None:
-    """Its blocks come back when the copy has ended, in both tiers, and not before."""
-    for seed in SEEDS:
-        engine = TieredEngine(16, 4, seed=seed)
-        sequence = compute(engine, PROMPT)
-        plan = engine.adopt_plan(sequence.swap_out())
-        assert plan is not None
-        engine.send(plan)
-        sequence.release()
-        assert engine.pager.try_admit(OTHER[:17]) is None
-        engine.wait()
-        compute(engine, OTHER).release()
-        engine.finish()
-
-
-@pytest.mark.parametrize("fault", [False, True])
-def test_w11_a_copy_does_not_write_what_an_open_step_reads(fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step's sequence is released while its kernel has still to run; a fetch wants frames."""
-    if fault:
-        monkeypatch.setattr(Pool, "is_fenced", lambda pool, block: False)
-        monkeypatch.setattr(kvpager.reference.Pager, "check", lambda pager: [])
-    wrong = 0
-    for seed in SEEDS:
-        engine = TieredEngine(24, 4, seed=seed, late=True, pager=kvpager.reference.Pager)
-        offloaded(engine, PROMPT[:36])
-        sequence = engine.admit(OTHER[:50])
-        engine.step({sequence: 50})
-        engine.plan({sequence: 1})
-        sequence.release()
-        try:
-            if not fault:
-                assert engine.pager.num_fenced_blocks == 13
-            waiting = engine.pager.try_admit(PROMPT, fetch=True)
-            assert waiting is not None
-            engine.adopt_plan(engine.adopt(waiting).fetch)
-            engine.finish_plans()
-            engine.commit()
-            engine.finish()
-        except AssertionError as error:
-            wrong += is_seen(error, fault)
-    assert bool(wrong) == fault
-
-
-def test_w11_a_fetch_waits_where_nothing_but_fenced_blocks_is_left() -> None:
-    """All or nothing: it is refused until the step is committed."""
-    engine = TieredEngine(13, 4, late=True)
-    offloaded(engine, PROMPT[:36])
-    sequence = engine.admit(OTHER[:40])
-    engine.step({sequence: 40})
-    engine.plan({sequence: 1})
-    sequence.release()
-    with pytest.raises(kvpager.OutOfBlocks) as refused:
-        engine.pager.admit(PROMPT, fetch=True)
-    assert refused.value.needed == 9
-    engine.commit()
-    fetch(engine, PROMPT)
-    engine.finish()
-
-
-@pytest.mark.parametrize("fault", [False, True])
-def test_w12_a_copy_comes_behind_the_kernel_that_fills_its_source(fault: bool) -> None:
-    """A prefill that is committed ahead of its kernel, and swapped out at once: only ``after=`` tells the mover."""
-
-    class Engine(TieredEngine):
-        def after(self, plan: Plan) -> Any:
-            return None if fault else super().after(plan)
-
-    wrong = 0
-    for seed in SEEDS:
-        engine = Engine(32, 4, seed=seed, late=True)
-        try:
-            sequence = compute(engine, PROMPT, ahead=True)
-            engine.move(sequence.swap_out())
-            engine.move(sequence.swap_in())
-            engine.finish()
-        except AssertionError as error:
-            wrong += is_seen(error, fault)
-    assert bool(wrong) == fault
-
-
-@pytest.mark.parametrize("fault", ["", "the last blocks", "another order"])
-def test_w13_a_fetch_fills_the_positions_that_it_was_planned_for(fault: str) -> None:
-    """[p, p+n) of the table, not its last n blocks; a plan names them one by one."""
-
-    class Engine(TieredEngine):
-        def told(self, plan: Plan) -> Plan:
-            if plan.kind != "fetch" or not fault:
-                return plan
-            turned = np.roll(plan.destination_ids, 1)
-            last = sequence.block_ids[-len(plan) :]
-            return dataclasses.replace(plan, destination_ids=last if fault == "the last blocks" else turned)
-
-    engine = Engine(20, 4)
-    offloaded(engine, PROMPT[:36])
-    sequence = fetch(engine, PROMPT)
-    table, plan = sequence.block_ids.tolist(), sequence.fetch
-    assert plan.destination_ids.tolist() == table[:9] != table[-9:]
-    if fault:
-        with pytest.raises(AssertionError, match=f"K of layer 0, position 0: .*{WRONG}"):
-            engine.finish_plans()
-    else:
-        engine.finish_plans()
-        decode(engine, sequence, 2)
-        check_answer(sequence, PROMPT, 2)
-        engine.finish()
-
-
-@pytest.mark.parametrize("how", ["abandon", "fail", "reclaim"])
-def test_l4_a_mover_that_never_answers_cannot_spoil_what_comes_later(how: str) -> None:
-    """The deadline passes, the frames go to quarantine, and the mover writes there, late.
-
-    Where the caller says that the plan failed, or vouches for the mover too early, somebody else has these frames then.
-    """
-    wrong = 0
-    for seed in SEEDS:
-        engine = TieredEngine(20, 4, seed=seed)
-        offloaded(engine, PROMPT[:36])
-        engine.mover._never = 1.0
-        sequence = fetch(engine, PROMPT)
-        plan = sequence.fetch
-        engine.send(plan)
-        engine.poll()
-        if how == "fail":
-            assert engine.pager.fail(plan)
-        else:
-            engine.give_up(plan)
-            assert sequence.state == "preempted"
-            assert engine.pager.stats().quarantined_blocks == 9
-            if how == "reclaim":
-                assert engine.pager.reclaim(plan)
-        sequence.release()
-        try:
-            room = engine.pager.stats().free_blocks
-            assert room == (11 if how == "abandon" else 20)
-            other = compute(engine, OTHER[: 4 * room - 10])
-            engine.mover.thaw()
-            while engine.mover.run_some(1):
-                pass
-            engine.settle()
-            other.release()
-            engine.finish_plans()
-            assert engine.pager.fail(plan) is False
-            engine.finish()
-        except AssertionError as error:
-            wrong += is_seen(error, how != "abandon")
-    assert bool(wrong) == (how != "abandon")
-
-
-def test_a_swap_out_that_never_ends_leaves_the_sequence_where_it_was() -> None:
-    for seed in SEEDS:
-        engine = TieredEngine(20, 4, seed=seed, never=1.0)
-        sequence = compute(engine, PROMPT)
-        plan = engine.adopt_plan(sequence.swap_out())
-        assert plan is not None
-        engine.send(plan)
-        engine.give_up(plan)
-        assert sequence.state == "running"
-        assert engine.pager.stats().host_quarantined_blocks == 12
-        sequence.append(TRUTH.generate(PROMPT, 1)[0])
-        decode(engine, sequence, 3)
-        check_answer(sequence, PROMPT, 4)
         engine.finish()

@@ -119,7 +119,12 @@ class TieredPlayer(Player):
                 if self.draw.random() < 0.5:
                     engine.poll()
             if sequence.state == "running":
-                engine.compute(sequence, ahead=self.draw.random() < 0.5)
+                try:
+                    engine.compute(sequence, ahead=self.draw.random() < 0.5)
+                except kvpager.OutOfBlocks:
+                    # It joined a fetch that failed, and shares blocks with others in which all want to write now.
+                    sequence.release()
+                    return
                 self.prompts.append(prompt)
                 if self.draw.random() < 0.8:
                     sequence.release()
