@@ -603,6 +603,12 @@ class TestReports:
         pager, sequence, plan = in_state(state)
         if call in ALLOWED[state]:
             assert ON_PLANS[call](pager, plan) is True
+        elif state == "abandoned" and call in ALLOWED["started"]:
+            # The mover was too late, or the caller asks twice: nobody waits for it any more.
+            before = pager.dump(full=True), pager.plans()
+            assert ON_PLANS[call](pager, plan) is False
+            assert (pager.dump(full=True), pager.plans()) == before
+            assert pager.stats().late_reports == 1
         elif (call, state) == ("start", "started"):
             # Somebody else who waits for the same fetch may have started it.
             before = pager.dump(full=True), pager.plans(), pager.stats()

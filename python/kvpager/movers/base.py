@@ -107,28 +107,31 @@ class Book:
     def __init__(self) -> None:
         self.under_way: deque[Ticket] = deque()
         self._ended: deque[Ticket] = deque()
-        self.changed = threading.Condition()
-        """Guards everything here, and is notified when a ticket ends or arrives."""
+        self.lock = threading.RLock()
+        """Guards everything here. Taken by itself: a condition's own `with` is Python code, and an interrupt in it
+        would leave the lock taken for ever."""
+        self.changed = threading.Condition(self.lock)
+        """Notified when a ticket ends or arrives."""
 
     def end(self, ticket: Ticket, error: TransferError | None = None) -> None:
-        """Ends a ticket that is under way and keeps it for the next report. With `changed` held."""
+        """Ends a ticket that is under way and keeps it for the next report. With `lock` held."""
         self.under_way.remove(ticket)
         ticket._end(error)
         self._ended.append(ticket)
         self.changed.notify_all()
 
     def report(self) -> list[Ticket]:
-        """What ended since the last report. With `changed` held."""
+        """What ended since the last report. With `lock` held."""
         ended = list(self._ended)
         self._ended.clear()
         return ended
 
     def put_back(self, tickets: Sequence[Ticket]) -> None:
-        """Keeps tickets of a report for a later one, before all others. With `changed` held."""
+        """Keeps tickets of a report for a later one, before all others. With `lock` held."""
         self._ended.extendleft(reversed(tickets))
 
     def pending(self, tickets: Sequence[Ticket] | None) -> bool:
-        """True if one of `tickets` (None: of all) has not ended. With `changed` held."""
+        """True if one of `tickets` (None: of all) has not ended. With `lock` held."""
         if tickets is None:
             return bool(self.under_way)
         return any(not ticket.ended for ticket in tickets)
@@ -175,7 +178,9 @@ def check_ids(ids: npt.NDArray[np.int32], num_blocks: int, what: str, where: str
 
 def check_copies(copies: npt.NDArray[np.int32], num_blocks: int) -> npt.NDArray[np.int32]:
     """Copy-on-write pairs, int32 [n, 2]. Raises TransferError if one names no block of the pool."""
-    copies = np.ascontiguousarray(copies, np.int32)
+    copies = np.asarray(copies)
+    if copies.dtype.kind not in "iu" and copies.size:
+        raise TransferError(f"copies are {copies.dtype}, not integers: pairs of source and destination")
     if copies.ndim != 2 or copies.shape[1] != 2:
         raise TransferError(f"copies have shape {copies.shape}, not [n, 2]: pairs of source and destination")
     check_ids(copies[:, 0], num_blocks, "copies: source", "device")

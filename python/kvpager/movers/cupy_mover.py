@@ -154,7 +154,7 @@ class CupyMover:
             self._join(lane, event, plan.source)
             lane.touch(plan)
             lane.under_way.append(UnderWay(lane.count, ticket, event, error, buffer))
-            with self._book.changed:
+            with self._book.lock:
                 self._book.under_way.append(ticket)
         return ticket
 
@@ -170,7 +170,7 @@ class CupyMover:
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`. Asks the device for the oldest plan of each direction."""
         self._look()
-        with self._book.changed:
+        with self._book.lock:
             return self._book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
@@ -178,7 +178,7 @@ class CupyMover:
         deadline = time.monotonic() + finite(timeout)
         self._look()
         while True:
-            with self._book.changed:
+            with self._book.lock:
                 if not self._book.pending(tickets) or time.monotonic() >= deadline:
                     return self._book.report()
             time.sleep(_ASK)
@@ -196,7 +196,7 @@ class CupyMover:
             self._closed = True
         reported = self.wait(timeout)
         with self._lock, self._device.current():
-            with self._book.changed:
+            with self._book.lock:
                 late = list(self._book.under_way)
                 for ticket in late:
                     self._book.end(ticket, TransferError(f"not over {timeout} seconds after the mover was closed"))
@@ -307,7 +307,7 @@ class CupyMover:
                     each = lane.under_way.popleft()
                     if each.buffer is not None and self._failed is None:
                         self._pool.indices.give(each.buffer)
-                    with self._book.changed:
+                    with self._book.lock:
                         if not each.ticket.ended:
                             self._book.end(each.ticket, each.error or self._failed)
 

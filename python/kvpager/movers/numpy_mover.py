@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from types import TracebackType
@@ -101,13 +102,12 @@ class NumpyMover:
     def __init__(self, pool: NumpyPool, host: HostArena) -> None:
         """Starts the worker. ConfigError if the two have blocks of different sizes."""
         self._num_blocks: dict[Tier, int] = {"device": pool.layout.num_blocks, "host": host.num_blocks}
-        self._sides: dict[Tier, list[Bytes]] = {"device": pool.views, "host": pool.records(host)}
-        self._at_once = max(1, _AT_ONCE // host.bytes_per_block)
-        self._book = Book()
-        self._afters: dict[Ticket, After] = {}
-        self._closing = threading.Event()
-        self._worker = threading.Thread(target=self._run, name="kvpager-mover", daemon=True)
-        self._worker.start()
+        self._worker = _Worker(pool, host)
+        self._book = self._worker.book
+        self._thread = threading.Thread(target=self._worker.run, name="kvpager-mover", daemon=True)
+        self._thread.start()
+        # A mover that nobody closed ends its worker, and gives its memory back, when it is collected.
+        self._dropped = weakref.finalize(self, self._worker.stop)
 
     def submit(self, plan: Plan, after: After = None) -> Ticket:
         """Queues a plan. See :meth:`kvpager.movers.Mover.submit`; the worker waits for `after`, not the caller.
@@ -117,33 +117,31 @@ class NumpyMover:
         """
         check_plan(plan, self._num_blocks)
         ticket = Ticket(plan)
-        with self._book.changed:
-            if self._closing.is_set():
+        with self._book.lock:
+            if self._worker.closing.is_set():
                 raise TransferError("the mover is closed")
-            self._afters[ticket] = after
+            self._worker.afters[ticket] = after
             self._book.under_way.append(ticket)
             self._book.changed.notify_all()
         return ticket
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`."""
-        with self._book.changed:
+        with self._book.lock:
             return self._book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`."""
         seconds = finite(timeout)
-        with self._book.changed:
+        with self._book.lock:
             self._book.changed.wait_for(lambda: not self._book.pending(tickets), seconds)
             return self._book.report()
 
     def close(self) -> None:
         """Ends the MiB or block that is being copied, fails the rest, ends the worker. See :meth:`Mover.close`."""
-        with self._book.changed:
-            self._closing.set()
-            self._book.changed.notify_all()
-        if threading.current_thread() is not self._worker:
-            self._worker.join()
+        self._worker.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -153,16 +151,33 @@ class NumpyMover:
     ) -> None:
         self.close()
 
-    def _run(self) -> None:
+
+class _Worker:
+    """What the thread of a mover works on. It does not know the mover, which can be collected meanwhile."""
+
+    def __init__(self, pool: NumpyPool, host: HostArena) -> None:
+        self.book = Book()
+        self.afters: dict[Ticket, After] = {}
+        self.closing = threading.Event()
+        self._sides: dict[Tier, list[Bytes]] = {"device": pool.views, "host": pool.records(host)}
+        self._at_once = max(1, _AT_ONCE // host.bytes_per_block)
+
+    def stop(self) -> None:
+        """Nothing is begun any more."""
+        with self.book.lock:
+            self.closing.set()
+            self.book.changed.notify_all()
+
+    def run(self) -> None:
         """The worker: one ticket after the other, until the mover is closed."""
-        book = self._book
+        book = self.book
         while True:
-            with book.changed:
-                book.changed.wait_for(lambda: book.under_way or self._closing.is_set())
+            with book.lock:
+                book.changed.wait_for(lambda: book.under_way or self.closing.is_set())
                 if not book.under_way:
                     return
                 ticket = book.under_way[0]
-                after = self._afters.pop(ticket)
+                after = self.afters.pop(ticket)
             error: TransferError | None = None
             try:
                 self._wait_for(after)
@@ -172,12 +187,12 @@ class NumpyMover:
             except BaseException as failed:
                 error = TransferError(f"{type(failed).__name__}: {failed}")
                 error.__cause__ = failed
-            with book.changed:
+            with book.lock:
                 book.end(ticket, error)
 
     def _wait_for(self, after: After) -> None:
         """Returns once `after` has happened; raises what it raised, or TransferError where the mover is closed."""
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             if after is None:
                 return
             if isinstance(after, futures.Future):
@@ -199,7 +214,7 @@ class NumpyMover:
         shares = list(zip(self._sides[plan.source], self._sides[plan.destination], strict=True))
         pairs = list(zip(plan.source_ids.tolist(), plan.destination_ids.tolist(), strict=True))
         for first in range(0, len(pairs), self._at_once):
-            if self._closing.is_set():
+            if self.closing.is_set():
                 raise TransferError(f"the mover was closed after {first} of {len(plan)} blocks")
             some = pairs[first : first + self._at_once]
             for here, there in shares:

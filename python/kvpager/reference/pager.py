@@ -642,9 +642,10 @@ class Pager:
         """The plan that a report is about, None if it has ended."""
         self._drain()
         transfer = self._transfers.find(_instance("plan", plan, Plan))
-        if transfer is None:
+        if transfer is None or (transfer.state, state) == ("abandoned", "started"):
             self._counters.late_reports += 1
-        elif transfer.state != state:
+            return None
+        if transfer.state != state:
             raise TransferError(
                 f"{call} refused: plan {plan.id}.{plan.generation} is {transfer.state}; it must be {state}"
             )

@@ -510,7 +510,7 @@ impl PyPager {
 
     /// Give up a started plan whose mover does not answer. Sequences that waited do not wait any more (fetching ones are
     /// preempted, others are where they were before), and the blocks that may still be written are quarantined: nobody gets
-    /// them until `reclaim`. False if the plan has ended already. TransferError unless it is started; ValueError if it is no
+    /// them until `reclaim`. False if the plan has ended or is abandoned already. TransferError if it was not started; ValueError if it is no
     /// plan of this pager.
     fn abandon(&self, py: Python<'_>, plan: &Bound<'_, PyAny>) -> PyResult<bool> {
         let plan = self.shared.arguments(py, Reported::of(plan))?;

@@ -173,6 +173,11 @@ impl Pager {
         if actual == state {
             return Ok(true);
         }
+        if matches!(plan.state, PlanState::Abandoned(_)) && state == "started" {
+            // Nobody waits for it any more: what is said of it now is late, too.
+            self.counters.late_reports += 1;
+            return Ok(false);
+        }
         Err(Error::Transfer(format!(
             "{call}: plan {} of generation {} is {actual}; the call is for one that is {state}",
             id.number, id.generation
