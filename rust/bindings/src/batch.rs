@@ -45,7 +45,7 @@ impl Numbers {
     fn from_any(argument: &Given<'_>) -> PyResult<Self> {
         let Some(argument) = argument.get() else { return Ok(Self::All(1)) };
         let is_number = argument.is_instance_of::<PyInt>()
-            || (argument.hasattr("__index__")? && argument.cast::<PyUntypedArray>().is_err());
+            || (argument.cast::<PyUntypedArray>().is_err() && argument.hasattr("__index__")?);
         if !is_number {
             return integers::numbers(argument, "num_tokens").map(Self::Each);
         }

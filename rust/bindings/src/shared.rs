@@ -10,6 +10,7 @@
 //!   touched.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -46,8 +47,29 @@ pub struct Shared {
     dropped: Sender<Dropped>,
     num_dropped: AtomicUsize,
     /// Sequences that a batch released, until their handles have asked.
-    released: Mutex<HashSet<u64>>,
+    released: Mutex<Serials>,
     num_released: AtomicUsize,
+}
+
+/// Numbers of sequences. The pager gives them, one after the other: no caller can choose some that collide.
+type Serials = HashSet<u64, BuildHasherDefault<SerialHasher>>;
+
+#[derive(Default)]
+struct SerialHasher(u64);
+
+impl Hasher for SerialHasher {
+    fn write_u64(&mut self, serial: u64) {
+        // Low bits stay as different as they are, and high ones become so.
+        self.0 = serial.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a serial is one u64");
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 struct Guarded {
@@ -63,7 +85,7 @@ impl Shared {
             forks: FORKS.load(Ordering::Relaxed),
             dropped: sender,
             num_dropped: AtomicUsize::new(0),
-            released: Mutex::new(HashSet::new()),
+            released: Mutex::new(Serials::default()),
             num_released: AtomicUsize::new(0),
         }
     }
@@ -158,7 +180,7 @@ impl Shared {
         is_released
     }
 
-    fn released(&self) -> MutexGuard<'_, HashSet<u64>> {
+    fn released(&self) -> MutexGuard<'_, Serials> {
         self.released.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

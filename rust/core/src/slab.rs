@@ -76,7 +76,14 @@ impl<T> Slab<T> {
 
     /// Ends `take`.
     pub fn put_back(&mut self, handle: Handle, element: Box<T>) {
-        self.slots[handle.slot as usize].1 = Some(element);
+        self.slots[handle.slot as usize] = (handle.serial, Some(element));
+    }
+
+    /// A new handle for what is put back in the place of an element that was taken out: the old one reaches nobody any more.
+    pub const fn renew(&mut self, handle: Handle) -> Handle {
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        Handle { serial, ..handle }
     }
 
     /// The slot of an element that was taken out becomes free.
@@ -130,6 +137,19 @@ mod tests {
         assert!(slab.get(a).is_none() && slab.take(a).is_none() && slab.iter().next().is_none());
         slab.put_back(a, element);
         assert_eq!(slab.get(a), Some(&"a"));
+    }
+
+    #[test]
+    fn a_renewed_handle_has_the_slot_and_a_new_serial() {
+        let mut slab = Slab::default();
+        let (a, b) = (insert(&mut slab, "a"), insert(&mut slab, "b"));
+        assert_eq!(slab.take(a).as_deref(), Some(&"a"));
+        let c = slab.renew(a);
+        slab.put_back(c, Box::new("c"));
+        assert_eq!((c.slot, c.serial, slab.next_serial()), (a.slot, 2, 3));
+        assert_eq!([slab.get(a), slab.get(b), slab.get(c)], [None, Some(&"b"), Some(&"c")]);
+        assert!(slab.take(a).is_none(), "I10: a stale handle reaches nobody");
+        assert_eq!(slab.handles(), [b, c]);
     }
 
     #[test]

@@ -302,6 +302,13 @@ impl Tail {
         Ok(run)
     }
 
+    /// Tokens for which there is room once all are dropped.
+    #[must_use]
+    pub fn room_when_cleared(&self, block_size: usize) -> usize {
+        let short = self.pieces.front().filter(|piece| piece.capacity() <= GROWTH_BLOCKS);
+        short.map_or(0, |piece| piece.capacity() * block_size)
+    }
+
     /// Drops all tokens. A short buffer stays, for those that come.
     pub fn clear(&mut self) {
         self.pieces.truncate(1);

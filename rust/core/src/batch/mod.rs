@@ -304,6 +304,16 @@ impl Batch {
         self.patch(row, column);
     }
 
+    /// Gives a row to a child of another row's sequence, whose table differs from a column on. All that the one row keeps
+    /// holds for the other as well, but that neither may write to the block that both have now.
+    pub fn share(&mut self, from: usize, to: u32, child: Handle, column: usize) {
+        self.set_row(to, Some(child));
+        self.rows[from].limit = 0;
+        self.rows[to as usize] = self.rows[from];
+        self.pending[to as usize] = self.pending[from];
+        self.patch(to, column);
+    }
+
     /// A row has this sequence, which no step names there, and must be looked at.
     fn set_row(&mut self, row: u32, sequence: Option<Handle>) {
         let at = row as usize;

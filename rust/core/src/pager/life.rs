@@ -63,20 +63,27 @@ impl Pager {
         children: impl ExactSizeIterator<Item = Box<Sequence>>,
         handles: &mut Vec<Handle>,
     ) {
-        let count = children.len();
-        let (more, shared) = (count as u32, self.blocks_of_known(parent));
+        self.hold_like(parent, children.len() as u32);
+        handles.extend(children.map(|child| self.start_child(child)));
+    }
+
+    /// So many children hold what their parent holds.
+    pub(super) fn hold_like(&mut self, parent: &Sequence, more: u32) {
+        let shared = self.blocks_of_known(parent);
         self.index.root_mut(parent.root).pins += more;
         self.hold(parent.end, more);
         self.each_table_only(parent, 0..shared, |pager, block| pager.hold_block(block, more));
-        self.num_running += count;
-        for mut child in children {
-            child.serial = self.sequences.next_serial();
-            let handle = self.sequences.insert(child);
-            if let Some(child) = self.sequences.get_mut(handle) {
-                child.slot = handle.slot;
-            }
-            handles.push(handle);
+    }
+
+    /// A child runs, which holds its blocks already. There is room for it.
+    pub(super) fn start_child(&mut self, mut child: Box<Sequence>) -> Handle {
+        self.num_running += 1;
+        child.serial = self.sequences.next_serial();
+        let handle = self.sequences.insert(child);
+        if let Some(child) = self.sequences.get_mut(handle) {
+            child.slot = handle.slot;
         }
+        handle
     }
 
     /// Table entries that a child shares: those of the known tokens.
@@ -109,8 +116,21 @@ impl Pager {
         if len < parent.len {
             tail.truncate(len - parent.path_blocks * block_size, block_size);
         }
+        Ok(Self::like(parent, table, tail, len))
+    }
+
+    /// What a sequence that has let go of all that it held becomes as the child of one without a tail. Its table has room.
+    pub(super) fn turn_into_child(ended: &mut Sequence, parent: &Sequence, common_blocks: usize) {
+        let (mut table, mut tail) = (std::mem::take(&mut ended.table), std::mem::take(&mut ended.tail));
+        table.truncate(common_blocks);
+        table.extend_from_slice(&parent.table[common_blocks..]);
+        tail.clear();
+        *ended = Sequence { slot: ended.slot, ..Self::like(parent, table, tail, parent.len) };
+    }
+
+    fn like(parent: &Sequence, table: Vec<BlockId>, tail: Tail, len: usize) -> Sequence {
         // What is forked from a held prefix runs.
-        Ok(Sequence {
+        Sequence {
             table,
             tail,
             len,
@@ -121,7 +141,7 @@ impl Pager {
             plan: None,
             away: None,
             ..*parent
-        })
+        }
     }
 
     /// Keeps the first `len` tokens.

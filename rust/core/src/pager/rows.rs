@@ -225,16 +225,6 @@ impl Pager {
         }
     }
 
-    /// A sequence is about to be released, and its row, which it leaves, to be used by another one.
-    pub(super) fn leave_for_good(&mut self, handle: Handle) {
-        let Some(sequence) = self.sequences.get_mut(handle) else { return };
-        if let Seat::Row { batch, row } = std::mem::replace(&mut sequence.seat, Seat::None)
-            && let Some(batch) = self.batches.get(batch)
-        {
-            follow_row(&batch.rows[row as usize], sequence, self.config.block_size);
-        }
-    }
-
     /// Its table changed from a column on.
     pub(super) fn patch(&mut self, sequence: &Sequence, column: usize) {
         if let Seat::Row { batch, row } = sequence.seat
@@ -392,7 +382,7 @@ pub(super) fn flush(batch: &mut Batch, at: usize, sequence: &mut Sequence, block
 }
 
 /// Tells a sequence of the positions that its row has committed, and of the blocks that it has published.
-fn follow_row(row: &Row, sequence: &mut Sequence, block_size: usize) {
+pub(super) fn follow_row(row: &Row, sequence: &mut Sequence, block_size: usize) {
     if row.is_cold() {
         return;
     }
