@@ -226,9 +226,9 @@ impl Pager {
         let row = &mut batch.rows[at];
         row.planned = planned.end;
         if row.planned > row.limit {
-            // Where its positions end inside a block, that is the row's own now.
-            if !row.is_cold() {
-                self.set_limit(batch, at, sequence, !planned.end.is_multiple_of(batch.block_size));
+            // Blocks that were appended are the row's own.
+            if !row.is_cold() && used == sequence.table.len() - before {
+                self.set_limit(batch, at, sequence, used > 0);
             }
             let row = &batch.rows[at];
             if row.is_cold() || (row.limit <= row.planned && row.planned < row.table_end) {
