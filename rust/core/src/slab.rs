@@ -101,6 +101,11 @@ impl<T> Slab<T> {
         handles
     }
 
+    /// All elements that are not taken out, to be changed, in no order that means anything.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|(_, element)| element.as_deref_mut())
+    }
+
     /// All elements, in no order that means anything.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|(_, element)| element.as_deref())

@@ -384,6 +384,13 @@ impl Batch {
         !self.rows[row].is_cold() && self.pending(row).len() + 1 < PENDING_MAX
     }
 
+    /// A block has got another holder: whether rows may write to it is not known any more.
+    pub fn forget_limits(&mut self, block: BlockId) {
+        for row in self.rows.iter_mut().filter(|row| row.block == block) {
+            row.limit = 0;
+        }
+    }
+
     /// A row's table changed from a column on.
     pub fn patch(&mut self, row: u32, column: usize) {
         self.patch_all(Change::from_column(row, column as u32));

@@ -512,6 +512,9 @@ impl Pager {
             });
         }
         if is_restored {
+            // Who was its last holder meanwhile is not any more: a row may have kept that it can write there.
+            batch.forget_limits(source);
+            self.batches.iter_mut().for_each(|batch| batch.forget_limits(source));
             self.copies.end_loan(ticket, source, target);
             self.let_go_of_block(target, Context::COPY);
         } else if is_current {
