@@ -483,6 +483,11 @@ def test_a_swarm_of_batches(seed, runs):
     swarm(seed, runs or 120, steps=120, kind=BatchSwarm)
 
 
+def test_a_history_in_which_a_row_wrote_to_a_block_that_a_cancel_had_given_back():
+    """Found at random, after thousands that did not: the last holder's row had not been told of the others' return."""
+    swarm(4506, 1, steps=120, kind=BatchSwarm)
+
+
 @pytest.mark.slow
 def test_a_long_swarm_of_batches(seed, runs):
     swarm(seed, runs or 10_000, steps=400, kind=BatchSwarm)
