@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import operator
+import sys
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -50,6 +51,8 @@ class HostArena:
             raise ConfigError(f"offset {start} of a host arena is negative")
         if memory is None:
             # Private, since large pages are seldom given to shared memory: 0.08 of memcpy faster.
+            if start + blocks * size > sys.maxsize:
+                raise MemoryError(f"no machine has {start + blocks * size:,} bytes for a host arena")
             memory = mmap.mmap(-1, start + blocks * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             # A wish: a kernel may be built without large pages.
             if hasattr(mmap, "MADV_HUGEPAGE"):

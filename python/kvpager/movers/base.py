@@ -139,29 +139,35 @@ class Book:
 
 def finite(timeout: float) -> float:
     """A number of seconds, 0 at least. Raises ValueError for infinity, NaN and what is no number."""
-    if not isinstance(timeout, (int, float)) or not math.isfinite(timeout):
-        raise ValueError(f"timeout={timeout!r}: a wait needs a finite number of seconds")
-    return max(0.0, float(timeout))
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.inf
+    if isinstance(timeout, str) or not math.isfinite(seconds):
+        raise ValueError(f"timeout={timeout!r:.80}: a wait needs a finite number of seconds")
+    return max(0.0, seconds)
 
 
 def check_plan(plan: Plan, num_blocks: Mapping[Tier, int]) -> None:
     """Raises TransferError unless the plan's tiers are known, its sides equally long and its ids within the pools.
 
-    A destination named twice is refused too: which of two blocks it would hold is open.
+    A destination named twice is refused too: which of two blocks it would hold is open. TypeError for what is no plan.
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a kvpager.Plan, not {type(plan).__name__}")
     name = f"plan {plan.id}.{plan.generation} ({plan.kind})"
     for tier in (plan.source, plan.destination):
         if tier not in num_blocks:
             raise TransferError(f"{name}: this mover copies between {' and '.join(num_blocks)}, not {tier!r}")
     if plan.source == plan.destination:
         raise TransferError(f"{name}: source and destination are both the {plan.source}")
-    if len(plan.source_ids) != len(plan.destination_ids):
-        raise TransferError(f"{name}: {len(plan.source_ids)} sources, but {len(plan.destination_ids)} destinations")
     for what, tier, ids in (
         ("source", plan.source, plan.source_ids),
         ("destination", plan.destination, plan.destination_ids),
     ):
         check_ids(ids, num_blocks[tier], f"{name}: {what}", tier)
+    if len(plan.source_ids) != len(plan.destination_ids):
+        raise TransferError(f"{name}: {len(plan.source_ids)} sources, but {len(plan.destination_ids)} destinations")
     if len(np.unique(plan.destination_ids)) != len(plan.destination_ids):
         values, counts = np.unique(plan.destination_ids, return_counts=True)
         raise TransferError(f"{name}: destination {values[counts > 1][0]} is named {counts.max()} times")
@@ -169,6 +175,8 @@ def check_plan(plan: Plan, num_blocks: Mapping[Tier, int]) -> None:
 
 def check_ids(ids: npt.NDArray[np.int32], num_blocks: int, what: str, where: str) -> None:
     """Raises TransferError unless every id is in [0, num_blocks). Before any byte moves."""
+    if not isinstance(ids, np.ndarray):
+        raise TransferError(f"{what} ids are a {type(ids).__name__}, not a row of integers")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TransferError(f"{what} ids are {ids.dtype} of shape {ids.shape}, not a row of integers")
     if len(ids) and (ids.min() < 0 or ids.max() >= num_blocks):

@@ -51,6 +51,7 @@ class NumpyPool:
         self, arrays: Sequence[npt.NDArray[Any]], block_axis: SupportsIndex | Iterable[SupportsIndex] = 0
     ) -> None:
         """Keeps the arrays and copies nothing. ConfigError: see :class:`kvpager.movers.Layout`."""
+        arrays = list(arrays)
         for number, array in enumerate(arrays):
             if not isinstance(array, np.ndarray):
                 raise ConfigError(f"array {number} is a {type(array).__name__}, not a NumPy array")
@@ -116,6 +117,8 @@ class NumpyMover:
         returns something true once the plan may start; the worker calls it every millisecond or so.
         """
         check_plan(plan, self._num_blocks)
+        if not (after is None or callable(after) or hasattr(after, "wait") or isinstance(after, futures.Future)):
+            raise TypeError(f"after must be an event, a future or a function, not {type(after).__name__}")
         ticket = Ticket(plan)
         with self._book.lock:
             if self._worker.closing.is_set():

@@ -49,7 +49,13 @@ class FakeMover:
         late: int = 0,
         pace: int = 8,
     ) -> None:
-        """`pace`: most operations that a poll carries out. ConfigError if pool and arena do not fit."""
+        """`pace`: most operations that a poll carries out. `fail`, `never`: shares of blocks and plans. `late`: most
+        polls that a report is held back. ConfigError if pool and arena do not fit, ValueError for a setting out of range.
+        """
+        if not (0 <= fail <= 1 and 0 <= never <= 1) or late < 0 or pace < 1:
+            raise ValueError(
+                f"fail={fail} and never={never} must be 0 to 1, late={late} 0 or more, pace={pace} 1 or more"
+            )
         self._num_blocks: dict[Tier, int] = {"device": pool.layout.num_blocks, "host": host.num_blocks}
         self._sides: dict[Tier, list[Bytes]] = {"device": pool.views, "host": pool.records(host)}
         self._schedule = Schedule(seed)
