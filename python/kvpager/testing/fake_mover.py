@@ -50,7 +50,7 @@ class FakeMover:
         pace: int = 8,
     ) -> None:
         """`pace`: most operations that a poll carries out. `fail`, `never`: shares of blocks and plans. `late`: most
-        polls that a report is held back. ConfigError if pool and arena do not fit, ValueError for a setting out of range.
+        polls that a report is held back. ConfigError if pool and arena do not fit, ValueError for odd settings.
         """
         if not (0 <= fail <= 1 and 0 <= never <= 1) or late < 0 or pace < 1:
             raise ValueError(
