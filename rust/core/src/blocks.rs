@@ -91,12 +91,22 @@ impl Blocks {
         let mut at = self.stack.len();
         while at > 0 && out.len() < wanted {
             at -= 1;
-            if may_take(self.stack[at]) {
-                let block = self.stack.remove(at);
+            let block = self.stack[at];
+            if may_take(block) {
                 self.states[block as usize] = 1;
                 out.push(block);
             }
         }
+        // All that may be taken from there on is taken; the rest closes up.
+        let mut kept = at;
+        for position in at..self.stack.len() {
+            let block = self.stack[position];
+            if !may_take(block) {
+                self.stack[kept] = block;
+                kept += 1;
+            }
+        }
+        self.stack.truncate(kept);
         // What was never handed out was never let go of, either.
         let rest = (wanted - out.len()).min(self.states.len() - self.fresh);
         let fresh = self.fresh as BlockId..(self.fresh + rest) as BlockId;
@@ -219,6 +229,23 @@ mod tests {
         blocks.pop(9, &mut taken);
         assert_eq!(taken, [1, 2, 3, 1, 3, 4]);
         assert_eq!(blocks.num_free(), 0);
+    }
+
+    #[test]
+    fn what_is_passed_over_stays_in_its_order() {
+        let mut blocks = Blocks::new(8, false).unwrap();
+        let mut taken = Vec::new();
+        blocks.pop(6, &mut taken);
+        for block in [5, 0, 4, 1, 3, 2] {
+            blocks.push(block);
+        }
+        taken.clear();
+        blocks.pop_where(2, |block| block % 2 == 1, &mut taken);
+        assert_eq!(taken, [3, 1]);
+        assert_eq!(blocks.iter_free().collect::<Vec<_>>(), [2, 4, 0, 5, 6, 7]);
+        blocks.pop_where(3, |block| block % 2 == 1, &mut taken);
+        assert_eq!(taken, [3, 1, 5, 6, 7], "what was never handed out is not asked about");
+        assert_eq!(blocks.iter_free().collect::<Vec<_>>(), [2, 4, 0]);
     }
 
     #[test]
