@@ -94,13 +94,7 @@ impl Host {
     /// Blocks of a found path that are cached now and would be held.
     #[must_use]
     pub fn idle_blocks(&self, found: Found) -> usize {
-        let (mut node, mut count, mut blocks) = (found.node, found.within, 0);
-        while !node.is_root() && !self.index[node].is_held() {
-            blocks += count;
-            node = self.index[node].parent;
-            count = if node.is_root() { 0 } else { self.index[node].run.len() };
-        }
-        blocks
+        self.index.idle_blocks(found, |_| true)
     }
 
     // ---- hold and let go -------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ pub(super) fn holders_of_device(pager: &Pager) -> Result<Vec<u32>> {
     let mut holders = Holders::new(index)?;
     for sequence in pager.sequences.iter().chain(pager.released_while_leaving()) {
         let extra = sequence.table.iter().filter_map(|block| pager.extra_holds.get(block)).map(|extra| extra.node);
-        holders.count(index, std::iter::once(device_path(sequence).0).chain(extra));
+        holders.count(index, std::iter::once(device_path(sequence)).chain(extra));
     }
     let lent = pager.batches.iter().flat_map(Batch::lent_copies).map(|copy| copy.source);
     for source in pager.copies.iter().map(|(source, _)| source).chain(lent) {

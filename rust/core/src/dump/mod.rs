@@ -46,10 +46,9 @@ pub fn dump(pager: &Pager, full: bool) -> Result<String> {
     Ok(text.0)
 }
 
-/// The end of what a sequence holds of the device's index, and how many blocks that are.
-fn device_path(sequence: &Sequence) -> (NodeId, usize) {
-    let back = sequence.away.as_ref().and_then(|away| away.back);
-    back.unwrap_or((sequence.end, sequence.path_blocks))
+/// The end of what a sequence holds of the device's index.
+fn device_path(sequence: &Sequence) -> NodeId {
+    sequence.away.as_ref().and_then(|away| away.back).map_or(sequence.end, |(end, _)| end)
 }
 
 fn head(text: &mut Text, pager: &Pager) -> Result<()> {
@@ -202,15 +201,13 @@ impl<'a> Drawing<'a> {
             sequence.len
         )?;
         if sequence.state.is_on_device() {
-            let mut path: Vec<&[BlockId]> = Vec::new();
-            let mut node = device_path(sequence).0;
-            while !node.is_root() {
-                memory::push(&mut path, pager.index[node].run.blocks(pager.config().block_size))?;
-                node = pager.index[node].parent;
-            }
+            let end = device_path(sequence);
+            let blocks = pager.index.depth(end);
+            let mut path = with_capacity(blocks)?;
+            pager.index.push_path_blocks(end, blocks, 0, &mut path);
             let yes_no = |yes| if yes { "yes" } else { "no" };
             self.text.write_str("; path ")?;
-            write_ranges(&mut self.text, path.into_iter().rev().flatten().copied())?;
+            write_ranges(&mut self.text, path.into_iter())?;
             self.text.write_str("; table ")?;
             write_ranges(&mut self.text, sequence.table.iter().copied())?;
             let publishes = yes_no(pager.may_publish(sequence));

@@ -119,11 +119,11 @@ impl Queue {
         self.blocks
     }
 
-    /// The node that one of its two marks is at leaves the queue: the mark moves to the next colder one.
-    fn unmark(&mut self, id: NodeId, colder: NodeId) {
+    /// Which of its two marks are at a node are at another from now on.
+    fn move_marks(&mut self, from: NodeId, to: NodeId) {
         for mark in [&mut self.passed, &mut self.offered] {
-            if *mark == id {
-                *mark = colder;
+            if *mark == from {
+                *mark = to;
             }
         }
     }
@@ -263,11 +263,7 @@ impl Eviction {
             let queue = slot.queue as usize;
             let queue = &mut self.queues[queue];
             queue.list.insert_after(&mut self.slots, lower, upper);
-            for mark in [&mut queue.passed, &mut queue.offered] {
-                if *mark == lower {
-                    *mark = upper;
-                }
-            }
+            queue.move_marks(lower, upper);
         }
     }
 
@@ -302,7 +298,7 @@ impl Eviction {
             }
             let queue = &mut self.queues[queue as usize];
             queue.blocks -= blocks;
-            queue.unmark(id, slot.links.colder);
+            queue.move_marks(id, slot.links.colder);
             queue.list.remove(&mut self.slots, id);
         }
     }

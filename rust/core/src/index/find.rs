@@ -95,6 +95,18 @@ impl Index {
         }
     }
 
+    /// Blocks of a found path that nobody holds and a new holder would: of those nodes that `counts` says.
+    #[must_use]
+    pub fn idle_blocks(&self, found: Found, counts: impl Fn(NodeId) -> bool) -> usize {
+        let (mut node, mut count, mut blocks) = (found.node, found.within, 0);
+        while !node.is_root() && !self[node].is_held() {
+            blocks += if counts(node) { count } else { 0 };
+            node = self[node].parent;
+            count = if node.is_root() { 0 } else { self[node].run.len() };
+        }
+        blocks
+    }
+
     /// Blocks of the path that ends with this node.
     #[must_use]
     pub fn depth(&self, end: NodeId) -> usize {

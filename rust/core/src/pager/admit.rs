@@ -49,7 +49,7 @@ pub(super) enum Supply {
 }
 
 impl Admission {
-    pub(super) fn hit_blocks(&self) -> usize {
+    fn hit_blocks(&self) -> usize {
         self.found.map_or(0, |found| found.blocks)
     }
 }
@@ -233,15 +233,7 @@ impl Pager {
 
     /// Blocks of a found path that are cached now and would be held: of those nodes that `counts` says.
     fn idle_blocks(&self, found: Found, counts: impl Fn(NodeId) -> bool) -> usize {
-        let (mut node, mut count, mut blocks) = (found.node, found.within, 0);
-        while !node.is_root() && !self.index[node].is_held() {
-            if !self.evict.slot(node).is_in_transit() && counts(node) {
-                blocks += count;
-            }
-            node = self.index[node].parent;
-            count = if node.is_root() { 0 } else { self.index[node].run.len() };
-        }
-        blocks
+        self.index.idle_blocks(found, |node| !self.evict.slot(node).is_in_transit() && counts(node))
     }
 
     /// Gives the sequence its path, table and tail. Refused by the allocator or for a bad token, it has changed

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::Pager;
+use super::plans::End;
 use crate::content;
 use crate::error::{Error, Result};
 use crate::host::{Adopted, Host};
@@ -174,11 +175,11 @@ impl Pager {
 
     /// An offload has ended, and so many of each chain's blocks as `arrived` says are on the host. Answers, in `lost`, the
     /// host blocks that came to nothing.
-    pub(super) fn end_offload(&mut self, plan: &Plan, done: &dyn Fn(usize) -> bool, lost: &mut Vec<BlockId>) {
+    pub(super) fn end_offload(&mut self, plan: &Plan, end: End<'_>, lost: &mut Vec<BlockId>) {
         let Work::Offload { chains } = &plan.work else { return };
         let mut at = 0;
         for chain in chains {
-            let arrived = (at..at + chain.len).take_while(|&nth| done(nth)).count();
+            let arrived = (at..at + chain.len).take_while(|&nth| end.is_done(nth)).count();
             let targets = &plan.targets[at..at + chain.len];
             at += chain.len;
             let new = self.settle_chain(chain, &targets[..arrived]);

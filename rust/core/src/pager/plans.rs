@@ -28,7 +28,7 @@ impl End<'_> {
     }
 
     /// Did a block arrive?
-    fn is_done(self, nth: usize) -> bool {
+    pub(super) fn is_done(self, nth: usize) -> bool {
         match self {
             Self::Complete => true,
             Self::Failed(done) => done.is_some_and(|done| done[nth]),
@@ -88,7 +88,7 @@ impl Pager {
         let Some(mut plan) = self.plans.remove(id) else { return Ok(false) };
         match plan.work {
             Work::Offload { .. } => {
-                self.end_offload(&plan, &|nth| end.is_done(nth), &mut lost);
+                self.end_offload(&plan, end, &mut lost);
                 self.let_go_of_targets(Tier::Host, &lost);
             }
             Work::Fetch { .. } => self.end_fetch(&mut plan, end),

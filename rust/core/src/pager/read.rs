@@ -48,17 +48,8 @@ impl Pager {
 
     /// Appends a sequence's tokens to `out`, which has room for them.
     pub fn copy_tokens(&self, sequence: &Sequence, out: &mut Vec<Token>) {
-        let block_size = self.config.block_size;
-        let start = out.len();
-        out.resize(start + sequence.path_blocks * block_size, 0);
-        let (mut node, mut stop) = (sequence.end, out.len());
-        while !node.is_root() {
-            let tokens = self.index[node].run.tokens(block_size);
-            let from = stop - tokens.len();
-            out[from..stop].copy_from_slice(tokens);
-            (node, stop) = (self.index[node].parent, from);
-        }
-        for slice in sequence.tail.slices(block_size) {
+        self.index.push_path_tokens(sequence.end, sequence.path_blocks, out);
+        for slice in sequence.tail.slices(self.config.block_size) {
             out.extend_from_slice(slice);
         }
     }
