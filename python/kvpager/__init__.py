@@ -32,7 +32,7 @@ from .errors import (
     TokenTypeError,
     TransferError,
 )
-from .plans import Plan, PlanStatus
+from .plans import Plan, PlanStatus, StoreKeys
 from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "Stats",
     "Step",
     "StepError",
+    "StoreKeys",
     "TokenError",
     "TokenTypeError",
     "Tokens",

@@ -8,16 +8,33 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Plan", "PlanKind", "PlanState", "PlanStatus", "Tier"]
+__all__ = ["Plan", "PlanKind", "PlanState", "PlanStatus", "StoreKeys", "Tier"]
 
-Tier: TypeAlias = Literal["device", "host"]
-"""Where a block's bytes are. Block ids of two tiers have nothing to do with each other."""
+Tier: TypeAlias = Literal["device", "host", "store"]
+"""Where a block's bytes are. Block ids of two tiers have nothing to do with each other.
 
-PlanKind: TypeAlias = Literal["swap_out", "swap_in", "offload", "fetch"]
-"""Why a plan was made: `swap_out` and `offload` go from the device to the host, `swap_in` and `fetch` come back."""
+A store is no pool of the pager's: blocks have keys there, and a plan's ids of that side just count its records."""
+
+PlanKind: TypeAlias = Literal["swap_out", "swap_in", "offload", "fetch", "save", "load"]
+"""Why a plan was made: `swap_out` and `offload` go from the device to the host, `swap_in` and `fetch` come back;
+`save` goes from the host to a store, `load` comes back."""
 
 PlanState: TypeAlias = Literal["planned", "started", "abandoned"]
 """How far a plan is that has not ended."""
+
+
+class StoreKeys(NamedTuple):
+    """What blocks are called in a store, and what proves that a record there is the block that is meant.
+
+    A key says where to look. A record is the right one only if it was stored with the same meta, byte by byte.
+    """
+
+    keys: npt.NDArray[np.uint8]
+    """uint8 [n, 32], read-only: a digest of the pager's identity and block size, the namespace, and all tokens up to
+    and including the block. Where a run of content tokens goes on into other blocks, it covers the whole run."""
+    metas: npt.NDArray[np.uint8]
+    """uint8 [n, 32 + 4 * block_size], read-only: the key of the block above (for a first block a digest of identity,
+    block size and namespace), then the block's own tokens as little-endian int32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +53,12 @@ class Plan:
     kind: PlanKind
     source: Tier
     source_ids: npt.NDArray[np.int32]
-    """int32 [n], read-only: blocks of the tier `source`."""
+    """int32 [n], read-only: blocks of the tier `source`; 0 to n - 1 where that is a store."""
     destination: Tier
     destination_ids: npt.NDArray[np.int32]
-    """int32 [n], read-only: blocks of the tier `destination`."""
+    """int32 [n], read-only: blocks of the tier `destination`; 0 to n - 1 where that is a store."""
+    records: StoreKeys | None = None
+    """Of a `save` or `load` the keys and metas of its n blocks, in the order of the ids; None for other kinds."""
 
     def __len__(self) -> int:
         """Number of blocks to copy."""
@@ -54,6 +73,8 @@ class Plan:
             == (other.id, other.generation, other.kind, other.source, other.destination)
             and np.array_equal(self.source_ids, other.source_ids)
             and np.array_equal(self.destination_ids, other.destination_ids)
+            and (self.records is None) == (other.records is None)
+            and all(map(np.array_equal, self.records or (), other.records or ()))
         )
 
     def __hash__(self) -> int:

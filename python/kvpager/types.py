@@ -106,6 +106,8 @@ class Stats:
     - ``offloaded_blocks``: host blocks that offloads brought into the host's index.
     - ``fetched_blocks``: blocks that came back from the host for an admit.
     - ``swap_outs``, ``swap_ins``: completed plans of either kind.
+    - ``saved_blocks``: host blocks that saves brought into a store.
+    - ``loaded_blocks``: host blocks that loads brought from a store into the host's index.
     - ``late_reports``: reports of plans that had ended.
     """
 
@@ -144,6 +146,8 @@ class Stats:
     fetched_blocks: int = 0
     swap_outs: int = 0
     swap_ins: int = 0
+    saved_blocks: int = 0
+    loaded_blocks: int = 0
     late_reports: int = 0
 
     @property
