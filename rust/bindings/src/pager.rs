@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
+use kvpager_core::digest::meta_bytes;
 use kvpager_core::ids::{BlockId, PlanId};
 use kvpager_core::memory::with_capacity;
 use kvpager_core::pager::{Admitted, Computing, End, Wish};
@@ -17,7 +18,7 @@ use crate::arguments::{self, Given, wrong_type};
 use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
-use crate::plans::{self, Made, Reported, Told};
+use crate::plans::{self, Made, Reported, Told, ToldKeys};
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
@@ -524,6 +525,68 @@ impl PyPager {
         self.report(py, &plan, Pager::reclaim_plan)
     }
 
+    /// The keys and metas by which a store knows the full blocks of these tokens: a StoreKeys of n blocks. (n is less where
+    /// the tokens end within a run of content tokens, which may go on.) They depend on `identity`, namespace, block size
+    /// and all tokens down to the block; `docs/design/rules.md` 17.1 says how. Raises TokenError and TokenTypeError as
+    /// `match` does. Changes nothing. Cost: some 0.2 us a block.
+    #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
+    fn store_keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        namespace: Given<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (tokens, namespace, _) = request(py, tokens, &namespace, &Given::NOTHING)?;
+        let width = meta_bytes(self.config.block_size);
+        let keys = self
+            .shared
+            .read_with(py, &tokens, |pager, tokens| ToldKeys::of(&pager.store_keys(tokens, &namespace)?, width))?;
+        keys.build(py)
+    }
+
+    /// Plan to bring `num_blocks` blocks or some more, the coldest of the host's cache that no store has had, to a store.
+    /// Returns a Plan whose `records` say how the store is to know them, or None if there are none. ValueError for less
+    /// than 1; TransferError without a host tier.
+    ///
+    /// The blocks stay cached, and are not evicted before the plan has ended; one that was abandoned holds them until
+    /// `reclaim`. Cost: what is to be saved, and a look at each block that became cached since the last call.
+    #[pyo3(signature = (num_blocks))]
+    fn save<'py>(&self, py: Python<'py>, num_blocks: Given<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let num_blocks = self.shared.arguments(py, num_blocks.count("num_blocks", 1))?;
+        let made = self.shared.change(py, |pager| {
+            let id = pager.save(num_blocks)?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
+    /// Plan to bring blocks of a prompt from a store to the host: those of its first `num_tokens` tokens (what the store
+    /// has: see `kvpager.tiers`) that the host lacks, as far as it has room. Returns a Plan whose `records` say how the store
+    /// knows them; when it is complete, `admit(fetch=True)` finds them. None if the host lacks nothing, or has no room.
+    /// Where another plan brings the same already, that one: `start` tells whether it is under way.
+    ///
+    /// Raises TokenError and TokenTypeError as `match` does; ValueError if `num_tokens` is below 0; TransferError without a
+    /// host tier. A prompt's last token is never loaded. Cost: some 0.2 us a block of the first `num_tokens`.
+    #[pyo3(
+        signature = (tokens, num_tokens, *, namespace=Given::NOTHING),
+        text_signature = "($self, tokens, num_tokens, *, namespace=b'')"
+    )]
+    fn load<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        num_tokens: &Bound<'py, PyAny>,
+        namespace: Given<'py>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
+        let num_tokens = self.shared.arguments(py, arguments::amount(num_tokens, "num_tokens"))?;
+        let made = self.shared.change_with(py, &tokens, |pager, tokens| {
+            let id = pager.load(tokens, &namespace, num_tokens)?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
     /// The plans that have not ended, in the order in which they were made: a list of PlanStatus (`plan`, `state`, `tick`).
     /// With `older_than` (0..2**63-1) only those that were started at a smaller tick, abandoned ones included: what to
     /// `abandon` after a time limit. Changes nothing. Cost: the blocks of the plans.
@@ -608,6 +671,8 @@ impl PyPager {
             ("fetched_blocks", counters.fetched_blocks),
             ("swap_outs", counters.swap_outs),
             ("swap_ins", counters.swap_ins),
+            ("saved_blocks", counters.saved_blocks),
+            ("loaded_blocks", counters.loaded_blocks),
             ("late_reports", counters.late_reports),
         ];
         for (name, value) in counters.named().into_iter().chain(rest) {
