@@ -1,6 +1,6 @@
 //! `kvpager.Pager`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
@@ -12,7 +12,7 @@ use kvpager_core::{Error, Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyString, PyType};
+use pyo3::types::{PyBytes, PyDict, PyString, PyType, PyWeakrefMethods, PyWeakrefReference};
 
 use crate::arguments::{self, Given, wrong_type};
 use crate::batch::PyBatch;
@@ -58,6 +58,17 @@ use crate::tokens::Tokens;
 pub struct PyPager {
     shared: Arc<Shared>,
     config: Config,
+    /// Tiers that have to drop what the pager drops. Weak, as they hold the pager.
+    attached: Mutex<Vec<Py<PyWeakrefReference>>>,
+}
+
+impl PyPager {
+    /// The attached tiers that there still are.
+    fn attached<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let Ok(mut attached) = self.attached.lock() else { return Vec::new() };
+        attached.retain(|tier| tier.bind(py).upgrade().is_some());
+        attached.iter().filter_map(|tier| tier.bind(py).upgrade()).collect()
+    }
 }
 
 #[pymethods]
@@ -101,7 +112,7 @@ impl PyPager {
             num_host_blocks: num_host_blocks.setting("num_host_blocks", 0, NUM_HOST_BLOCKS_LIMITS)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
-        Ok(Self { shared: Arc::new(Shared::new(pager)), config })
+        Ok(Self { shared: Arc::new(Shared::new(pager)), config, attached: Mutex::default() })
     }
 
     // Without the seed, which is secret: reprs end up in logs.
@@ -615,23 +626,56 @@ impl PyPager {
         PyArray1::from_vec(py, ids).reshape(shape)
     }
 
+    /// From now on the tier's `on_reset()` is called after each `reset` that leaves the identity as it is, and its
+    /// `on_forget(tokens, namespace)` after each `forget`: what a store has of such blocks must not come back. A
+    /// `kvpager.tiers.Tier` attaches itself. The pager holds it weakly. TypeError for what has no such methods.
+    fn attach(&self, tier: &Bound<'_, PyAny>) -> PyResult<()> {
+        for method in ["on_reset", "on_forget"] {
+            if !tier.hasattr(method)? {
+                return Err(wrong_type(tier, "tier", "an object with the methods on_reset and on_forget"));
+            }
+        }
+        let tier = PyWeakrefReference::new(tier)?.unbind();
+        if let Ok(mut attached) = self.attached.lock() {
+            attached.push(tier);
+        }
+        Ok(())
+    }
+
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go
-    /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's. ConfigError if
-    /// it is too long. Cost: the same for every pool.
+    /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's; where that is no new
+    /// one, attached tiers are cleared. ConfigError if it is too long; whatever a tier raises, and then the pager is reset.
+    /// Cost: the same for every pool, and what the tiers need.
     #[pyo3(signature = (identity=None))]
     fn reset(&self, py: Python<'_>, identity: Option<Given<'_>>) -> PyResult<()> {
         let identity = identity.as_ref().map(|identity| identity.bytes("identity")).transpose();
         let identity = self.shared.arguments(py, identity)?.flatten().map(<[u8]>::to_vec);
-        self.shared.change(py, |pager| pager.reset(identity))
+        let is_new = self.shared.change(py, |pager| {
+            let is_new = identity.as_ref().is_some_and(|identity| *identity != pager.config().identity);
+            pager.reset(identity).map(|()| is_new)
+        })?;
+        if !is_new {
+            for tier in self.attached(py) {
+                tier.call_method0("on_reset")?;
+            }
+        }
+        Ok(())
     }
 
     /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks
     /// those were, 0 if the path is not indexed. Sequences whose path it was go on, but publish nothing more.
-    /// ValueError unless `tokens` are a whole number of blocks, at least one. Cost: what is dropped.
+    /// ValueError unless `tokens` are a whole number of blocks, at least one; whatever an attached tier raises, and then the
+    /// pager has forgotten. Cost: what is dropped, and what the tiers need.
     #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
     fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
+        let name = namespace.get().map_or_else(|| PyBytes::new(py, b"").into_any(), Bound::clone);
+        let given = tokens;
         let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
-        self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
+        let dropped = self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))?;
+        for tier in self.attached(py) {
+            tier.call_method1("on_forget", (given, &name))?;
+        }
+        Ok(dropped)
     }
 
     /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.

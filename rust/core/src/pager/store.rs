@@ -70,11 +70,12 @@ impl Pager {
         let mut at = 0;
         for &(node, len) in chains {
             let live = host.index.live_part(node, usize::MAX).blocks.saturating_sub(usize::MAX - len);
+            // What is behind a hole would not be found without it.
+            let num_stored = (at..at + live).take_while(|&nth| end.is_done(nth)).count();
             for (nth, &block) in blocks[at..at + len].iter().enumerate() {
-                let is_stored = nth < live && end.is_done(at + nth);
-                host.stored.end(block, is_stored);
-                self.counters.saved_blocks += u64::from(is_stored);
+                host.stored.end(block, nth < num_stored);
             }
+            self.counters.saved_blocks += num_stored as u64;
             at += len;
             host.let_go_for_plan(node);
         }
