@@ -411,5 +411,6 @@ clock: 4
 next sequence: 7
 stats: admitted_sequences=7 queried_tokens=29 hit_tokens=0 evicted_blocks=0 evicted_idle_ticks=0 evicted_hits=0\
  copies=0 preemptions=0 recomputed_tokens=0 dropped_handles=0
-transfers: host_evicted_blocks=0 offloaded_blocks=0 fetched_blocks=0 swap_outs=2 swap_ins=0 saved_blocks=0 loaded_blocks=0
+transfers: host_evicted_blocks=0 offloaded_blocks=0 fetched_blocks=0 swap_outs=2 swap_ins=0\
+ saved_blocks=0 loaded_blocks=0
 """

@@ -72,13 +72,13 @@ def _encoded(tokens: BlockTokens) -> bytes:
 def unsaved(path: list[Node], saving: set[Node]) -> list[range]:
     """The units of a host path that a save may take: those behind the deepest block that is stored or being saved.
 
-    None if that lies inside a unit, or if the last one may go on behind the path.
+    None if that lies inside a unit. The last unit is none of them if it may go on behind the path.
     """
     start = max((number + 1 for number, node in enumerate(path) if node.stored or node in saving), default=0)
     whole = units(tokens_of(path))
-    if path[-1].tokens[-1] >= FIRST_CONTENT_TOKEN or start not in [unit.start for unit in whole]:
-        return []
-    return [unit for unit in whole if unit.start >= start]
+    if path[-1].tokens[-1] >= FIRST_CONTENT_TOKEN:
+        whole.pop()
+    return [unit for unit in whole if unit.start >= start] if start in [unit.start for unit in whole] else []
 
 
 @dataclass(slots=True, eq=False)
