@@ -33,10 +33,11 @@ from .errors import (
     TransferError,
 )
 from .plans import Plan, PlanStatus, StoreKeys
-from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
+from .types import AttachedTier, BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "AllocationError",
+    "AttachedTier",
     "Batch",
     "BatchArrays",
     "Computing",

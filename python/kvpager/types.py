@@ -6,12 +6,12 @@ import dataclasses
 import mmap
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypedDict
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchArrays", "Computing", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
+__all__ = ["AttachedTier", "BatchArrays", "Computing", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
 
 Tokens: TypeAlias = abc.Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
 """Token values, 0 to 2^31-1: any sequence (a list, a tuple, a range), or any one-dimensional buffer of integers.
@@ -39,6 +39,18 @@ class BatchArrays(TypedDict, total=False):
     """int32 [buffers, max_tokens]."""
     query_start_loc: WritableBuffer
     """int32 [buffers, max_seqs + 1]."""
+
+
+class AttachedTier(Protocol):
+    """What ``Pager.attach`` takes: it keeps blocks outside the pager, and has to drop what the pager drops."""
+
+    def on_reset(self) -> None:
+        """The pager was reset, and its identity is what it was: nothing kept so far may come back."""
+        ...
+
+    def on_forget(self, tokens: Tokens, namespace: Namespace) -> None:
+        """The pager forgot the last of these blocks and all below it: neither may come back."""
+        ...
 
 
 class Computing(NamedTuple):

@@ -119,6 +119,15 @@ pub fn tick(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
     Err(PyValueError::new_err(format!("{name} is {}; it must be 0 to 9223372036854775807", shown(value)?)))
 }
 
+/// A number of something, 0 or more: as much as there can be, if it is more.
+pub fn amount(value: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
+    let index = index_of(value, name)?;
+    if index.lt(0)? {
+        return Err(PyValueError::new_err(format!("{name} is {}; it must be 0 or more", shown(value)?)));
+    }
+    Ok(index.extract().unwrap_or(usize::MAX))
+}
+
 /// A `TypeError` that names the argument.
 pub fn wrong_type(value: &Bound<'_, PyAny>, name: &str, expected: &str) -> PyErr {
     match value.get_type().name() {

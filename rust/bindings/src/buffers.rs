@@ -9,7 +9,10 @@ use kvpager_core::Error;
 use kvpager_core::batch::{Arrays, Shape};
 use kvpager_core::memory::with_capacity;
 use numpy::npyffi::NPY_ARRAY_WRITEABLE;
-use numpy::{PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{
+    Element as ArrayElement, PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyUntypedArray,
+    PyUntypedArrayMethods,
+};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -46,7 +49,7 @@ pub fn copied<T: Element + numpy::Element + Copy>(array: &Bound<'_, PyArray1<T>>
 }
 
 /// An array that nobody can write to. (The memory is not the array's own, so that Python cannot change its mind either.)
-pub fn read_only(py: Python<'_>, values: Vec<i32>) -> Bound<'_, PyArray1<i32>> {
+pub fn read_only<T: ArrayElement>(py: Python<'_>, values: Vec<T>) -> Bound<'_, PyArray1<T>> {
     let array = PyArray1::from_vec(py, values);
     // SAFETY: the array was just made, and nobody else has it yet. `make_nonwriteable` does the same, at 20 times the
     // cost: it asks first whether anybody else has it.

@@ -1,9 +1,10 @@
 //! `kvpager.Pager`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
+use kvpager_core::digest::meta_bytes;
 use kvpager_core::ids::{BlockId, PlanId};
 use kvpager_core::memory::with_capacity;
 use kvpager_core::pager::{Admitted, Computing, End, Wish};
@@ -11,13 +12,13 @@ use kvpager_core::{Error, Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyString, PyType};
+use pyo3::types::{PyBytes, PyDict, PyString, PyType, PyWeakrefMethods, PyWeakrefReference};
 
 use crate::arguments::{self, Given, wrong_type};
 use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
-use crate::plans::{self, Made, Reported, Told};
+use crate::plans::{self, Made, Reported, Told, ToldKeys};
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
@@ -57,6 +58,17 @@ use crate::tokens::Tokens;
 pub struct PyPager {
     shared: Arc<Shared>,
     config: Config,
+    /// Tiers that have to drop what the pager drops. Weak, as they hold the pager.
+    attached: Mutex<Vec<Py<PyWeakrefReference>>>,
+}
+
+impl PyPager {
+    /// The attached tiers that there still are.
+    fn attached<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let Ok(mut attached) = self.attached.lock() else { return Vec::new() };
+        attached.retain(|tier| tier.bind(py).upgrade().is_some());
+        attached.iter().filter_map(|tier| tier.bind(py).upgrade()).collect()
+    }
 }
 
 #[pymethods]
@@ -100,7 +112,7 @@ impl PyPager {
             num_host_blocks: num_host_blocks.setting("num_host_blocks", 0, NUM_HOST_BLOCKS_LIMITS)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
-        Ok(Self { shared: Arc::new(Shared::new(pager)), config })
+        Ok(Self { shared: Arc::new(Shared::new(pager)), config, attached: Mutex::default() })
     }
 
     // Without the seed, which is secret: reprs end up in logs.
@@ -524,6 +536,68 @@ impl PyPager {
         self.report(py, &plan, Pager::reclaim_plan)
     }
 
+    /// The keys and metas by which a store knows the full blocks of these tokens: a StoreKeys of n blocks. (n is less where
+    /// the tokens end within a run of content tokens, which may go on.) They depend on `identity`, namespace, block size
+    /// and all tokens down to the block; `docs/design/rules.md` 17.1 says how. Raises TokenError and TokenTypeError as
+    /// `match` does. Changes nothing. Cost: some 0.2 us a block.
+    #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
+    fn store_keys<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        namespace: Given<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (tokens, namespace, _) = request(py, tokens, &namespace, &Given::NOTHING)?;
+        let width = meta_bytes(self.config.block_size);
+        let keys = self
+            .shared
+            .read_with(py, &tokens, |pager, tokens| ToldKeys::of(&pager.store_keys(tokens, &namespace)?, width))?;
+        keys.build(py)
+    }
+
+    /// Plan to bring `num_blocks` blocks or some more, the coldest of the host's cache that no store has had, to a store.
+    /// Returns a Plan whose `records` say how the store is to know them, or None if there are none. ValueError for less
+    /// than 1; TransferError without a host tier.
+    ///
+    /// The blocks stay cached, and are not evicted before the plan has ended; one that was abandoned holds them until
+    /// `reclaim`. Cost: what is to be saved, and a look at each block that became cached since the last call.
+    #[pyo3(signature = (num_blocks))]
+    fn save<'py>(&self, py: Python<'py>, num_blocks: Given<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let num_blocks = self.shared.arguments(py, num_blocks.count("num_blocks", 1))?;
+        let made = self.shared.change(py, |pager| {
+            let id = pager.save(num_blocks)?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
+    /// Plan to bring blocks of a prompt from a store to the host: those of its first `num_tokens` tokens (what the store
+    /// has: see `kvpager.tiers`) that the host lacks, as far as it has room. Returns a Plan whose `records` say how the store
+    /// knows them; when it is complete, `admit(fetch=True)` finds them. None if the host lacks nothing, or has no room.
+    /// Where another plan brings the same already, that one: `start` tells whether it is under way.
+    ///
+    /// Raises TokenError and TokenTypeError as `match` does; ValueError if `num_tokens` is below 0; TransferError without a
+    /// host tier. A prompt's last token is never loaded. Cost: some 0.2 us a block of the first `num_tokens`.
+    #[pyo3(
+        signature = (tokens, num_tokens, *, namespace=Given::NOTHING),
+        text_signature = "($self, tokens, num_tokens, *, namespace=b'')"
+    )]
+    fn load<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        num_tokens: &Bound<'py, PyAny>,
+        namespace: Given<'py>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
+        let num_tokens = self.shared.arguments(py, arguments::amount(num_tokens, "num_tokens"))?;
+        let made = self.shared.change_with(py, &tokens, |pager, tokens| {
+            let id = pager.load(tokens, &namespace, num_tokens)?;
+            Ok(id.map(|id| Made::of(pager, id)))
+        })?;
+        made.map(|made| made.build(py)).transpose()
+    }
+
     /// The plans that have not ended, in the order in which they were made: a list of PlanStatus (`plan`, `state`, `tick`).
     /// With `older_than` (0..2**63-1) only those that were started at a smaller tick, abandoned ones included: what to
     /// `abandon` after a time limit. Changes nothing. Cost: the blocks of the plans.
@@ -552,23 +626,56 @@ impl PyPager {
         PyArray1::from_vec(py, ids).reshape(shape)
     }
 
+    /// From now on the tier's `on_reset()` is called after each `reset` that leaves the identity as it is, and its
+    /// `on_forget(tokens, namespace)` after each `forget`: what a store has of such blocks must not come back. A
+    /// `kvpager.tiers.Tier` attaches itself. The pager holds it weakly. TypeError for what has no such methods.
+    fn attach(&self, tier: &Bound<'_, PyAny>) -> PyResult<()> {
+        for method in ["on_reset", "on_forget"] {
+            if !tier.hasattr(method)? {
+                return Err(wrong_type(tier, "tier", "an object with the methods on_reset and on_forget"));
+            }
+        }
+        let tier = PyWeakrefReference::new(tier)?.unbind();
+        if let Ok(mut attached) = self.attached.lock() {
+            attached.push(tier);
+        }
+        Ok(())
+    }
+
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go
-    /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's. ConfigError if
-    /// it is too long. Cost: the same for every pool.
+    /// on, publish nothing more, and free their blocks at release. `identity` replaces the pager's; where that is no new
+    /// one, attached tiers are cleared. ConfigError if it is too long; whatever a tier raises, and then the pager is reset.
+    /// Cost: the same for every pool, and what the tiers need.
     #[pyo3(signature = (identity=None))]
     fn reset(&self, py: Python<'_>, identity: Option<Given<'_>>) -> PyResult<()> {
         let identity = identity.as_ref().map(|identity| identity.bytes("identity")).transpose();
         let identity = self.shared.arguments(py, identity)?.flatten().map(<[u8]>::to_vec);
-        self.shared.change(py, |pager| pager.reset(identity))
+        let is_new = self.shared.change(py, |pager| {
+            let is_new = identity.as_ref().is_some_and(|identity| *identity != pager.config().identity);
+            pager.reset(identity).map(|()| is_new)
+        })?;
+        if !is_new {
+            for tier in self.attached(py) {
+                tier.call_method0("on_reset")?;
+            }
+        }
+        Ok(())
     }
 
     /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks
     /// those were, 0 if the path is not indexed. Sequences whose path it was go on, but publish nothing more.
-    /// ValueError unless `tokens` are a whole number of blocks, at least one. Cost: what is dropped.
+    /// ValueError unless `tokens` are a whole number of blocks, at least one; whatever an attached tier raises, and then the
+    /// pager has forgotten. Cost: what is dropped, and what the tiers need.
     #[pyo3(signature = (tokens, *, namespace=Given::NOTHING), text_signature = "($self, tokens, *, namespace=b'')")]
     fn forget(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, namespace: Given<'_>) -> PyResult<usize> {
+        let name = namespace.get().map_or_else(|| PyBytes::new(py, b"").into_any(), Bound::clone);
+        let given = tokens;
         let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
-        self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))
+        let dropped = self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))?;
+        for tier in self.attached(py) {
+            tier.call_method1("on_forget", (given, &name))?;
+        }
+        Ok(dropped)
     }
 
     /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.
@@ -608,6 +715,8 @@ impl PyPager {
             ("fetched_blocks", counters.fetched_blocks),
             ("swap_outs", counters.swap_outs),
             ("swap_ins", counters.swap_ins),
+            ("saved_blocks", counters.saved_blocks),
+            ("loaded_blocks", counters.loaded_blocks),
             ("late_reports", counters.late_reports),
         ];
         for (name, value) in counters.named().into_iter().chain(rest) {

@@ -4,11 +4,12 @@
 //! must be those that the pager has under that name, or it is another pager's. One that comes out is copied under the lock
 //! and built after it.
 
+use kvpager_core::digest::{Digest, Records};
 use kvpager_core::ids::BlockId;
 use kvpager_core::memory::with_capacity;
 use kvpager_core::transfers::{Plan, PlanId, PlanState, Tier};
 use kvpager_core::{Error, Pager};
-use numpy::{PyArray1, PyArrayDescr};
+use numpy::{PyArray1, PyArrayDescr, PyArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -157,6 +158,7 @@ pub struct Told {
     target: Tier,
     sources: Vec<i32>,
     targets: Vec<i32>,
+    records: Option<ToldKeys>,
 }
 
 impl Told {
@@ -167,7 +169,9 @@ impl Told {
     pub fn of(plan: &Plan) -> Result<Self, Error> {
         let Plan { id, sources, targets, work, .. } = plan;
         let (kind, source, target) = (work.name(), work.source(), work.target());
-        Ok(Self { id: *id, kind, source, target, sources: signed(sources)?, targets: signed(targets)? })
+        let records =
+            work.records().map(|records| ToldKeys::of(records, records.metas.len() / sources.len())).transpose()?;
+        Ok(Self { id: *id, kind, source, target, sources: signed(sources)?, targets: signed(targets)?, records })
     }
 
     /// A `kvpager.Plan`.
@@ -181,6 +185,7 @@ impl Told {
             read_only(py, self.sources),
             word(self.target.name()),
             read_only(py, self.targets),
+            self.records.map(|records| records.build(py)).transpose()?,
         ))
     }
 
@@ -188,6 +193,36 @@ impl Told {
     pub fn with_state(self, py: Python<'_>, state: PlanState) -> PyResult<Bound<'_, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         CLASS.import(py, "kvpager.plans", "PlanStatus")?.call1((self.build(py)?, state.name(), state.tick()))
+    }
+}
+
+/// What Python is told of blocks in a store.
+pub struct ToldKeys {
+    keys: Vec<Digest>,
+    metas: Vec<u8>,
+    width: usize,
+}
+
+impl ToldKeys {
+    /// A copy. Each block's meta has so many bytes.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn of(records: &Records, width: usize) -> Result<Self, Error> {
+        let (keys, metas) = (with_capacity(records.keys.len())?, with_capacity(records.metas.len())?);
+        let mut copy = Self { keys, metas, width };
+        copy.keys.extend_from_slice(&records.keys);
+        copy.metas.extend_from_slice(&records.metas);
+        Ok(copy)
+    }
+
+    /// A `kvpager.StoreKeys`.
+    pub fn build(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let blocks = self.keys.len();
+        let keys = read_only(py, self.keys.into_flattened()).reshape([blocks, size_of::<Digest>()])?;
+        let metas = read_only(py, self.metas).reshape([blocks, self.width])?;
+        CLASS.import(py, "kvpager.plans", "StoreKeys")?.call1((keys, metas))
     }
 }
 

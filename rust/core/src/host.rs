@@ -18,6 +18,8 @@ use crate::ids::{BlockId, NodeId, Token};
 use crate::index::{Found, Index};
 use crate::memory::with_capacity;
 use crate::run::{Run, run_blocks_max};
+use crate::stored::Stored;
+use crate::transit::Transit;
 
 /// What a swapped sequence has on the host.
 #[derive(Debug)]
@@ -41,6 +43,10 @@ pub struct Host {
     pub index: Index,
     /// How it ages.
     pub evict: Eviction,
+    /// What saves read.
+    pub in_transit: Transit,
+    /// What a store has.
+    pub stored: Stored,
     /// Blocks that eviction has freed.
     pub num_evicted: u64,
     num_blocks: usize,
@@ -57,6 +63,8 @@ impl Host {
             blocks: Blocks::new(num_blocks, false)?,
             index: Index::new(num_blocks, block_size, key)?,
             evict: Eviction::new(PolicyKind::Lru, num_blocks)?,
+            in_transit: Transit::default(),
+            stored: Stored::default(),
             num_evicted: 0,
             num_blocks,
             block_size,
@@ -94,7 +102,7 @@ impl Host {
     /// Blocks of a found path that are cached now and would be held.
     #[must_use]
     pub fn idle_blocks(&self, found: Found) -> usize {
-        self.index.idle_blocks(found, |_| true)
+        self.index.idle_blocks(found, |node| !self.evict.slot(node).is_in_transit())
     }
 
     // ---- hold and let go -------------------------------------------------------------------------------------------
@@ -109,6 +117,9 @@ impl Host {
         }
         let upper = self.index.split(found.node, found.within)?;
         self.evict.split(found.node, upper);
+        if self.evict.slot(found.node).is_in_transit() {
+            self.in_transit.split(upper);
+        }
         Ok(upper)
     }
 
@@ -136,7 +147,7 @@ impl Host {
             if self.index.is_live(node) {
                 self.index[node].run.shrink(self.block_size);
                 self.evict.enqueue(node, self.index[node].run.len(), clock, Context::COPY);
-            } else {
+            } else if !self.evict.slot(node).is_in_transit() {
                 self.free_node(node);
             }
             if parent.is_root() {
@@ -145,6 +156,37 @@ impl Host {
             is_idle = self.index.remove_held_child(parent);
             node = parent;
         }
+    }
+
+    /// A save reads a path up to the end of a node.
+    pub fn hold_for_plan(&mut self, end: NodeId) {
+        self.in_transit.hold(end, &self.index, &mut self.evict);
+    }
+
+    /// The save has read it. What was forgotten meanwhile, and nobody else holds, becomes free, deepest first.
+    pub fn let_go_for_plan(&mut self, end: NodeId) {
+        let mut node = end;
+        while !node.is_root() && self.in_transit.leave(node, &self.index, &mut self.evict) {
+            let parent = self.index[node].parent;
+            if !self.index[node].is_held() && !self.index.is_live(node) {
+                self.free_node(node);
+            }
+            node = parent;
+        }
+    }
+
+    /// Nothing indexed so far can be found again.
+    ///
+    /// # Errors
+    /// `Value` after 2^32 - 2 of them.
+    pub fn reset(&mut self) -> Result<()> {
+        self.index.start_epoch()?;
+        // What a save reads does not become free yet.
+        for node in self.in_transit.nodes() {
+            self.evict.dequeue(node, self.index[node].run.len());
+        }
+        self.evict.retire();
+        Ok(())
     }
 
     /// Frees the blocks of a dead node, deepest first, and the node.
@@ -185,7 +227,9 @@ impl Host {
             self.index.forget(node);
             if !self.index[node].is_held() {
                 self.evict.dequeue(node, blocks);
-                self.free_node(node);
+                if !self.evict.slot(node).is_in_transit() {
+                    self.free_node(node);
+                }
             }
         }
         dropped
@@ -204,7 +248,8 @@ impl Host {
     /// Takes `count` blocks, for which there is room: free ones, then what a reset left, then the exact rest by
     /// eviction.
     pub fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
-        let wanted = out.len() + count;
+        let before = out.len();
+        let wanted = before + count;
         self.blocks.pop(count, out);
         while out.len() < wanted {
             let stale = self.evict.stalest();
@@ -229,6 +274,9 @@ impl Host {
             if is_empty {
                 self.index.remove(node);
             }
+        }
+        for &block in &out[before..] {
+            self.stored.clear(block);
         }
     }
 

@@ -20,6 +20,8 @@ pub enum Tier {
     Device,
     /// In the host's memory.
     Host,
+    /// Outside: a store knows blocks by keys.
+    Store,
 }
 
 impl Tier {
@@ -29,6 +31,7 @@ impl Tier {
         match self {
             Self::Device => "device",
             Self::Host => "host",
+            Self::Store => "store",
         }
     }
 }

@@ -37,6 +37,10 @@ pub struct Counters {
     pub swap_outs: u64,
     /// Sequences swapped in.
     pub swap_ins: u64,
+    /// Host blocks that saves brought to a store.
+    pub saved_blocks: u64,
+    /// Host blocks that loads brought into the host's index.
+    pub loaded_blocks: u64,
     /// Reports of plans that had ended.
     pub late_reports: u64,
 }

@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use crate::digest::{Digest, Records};
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, Handle, NodeId};
+use crate::ids::{BlockId, Handle, NodeId, Token};
 pub use crate::ids::{PlanId, Tier};
 use crate::memory::{with_capacity, zeroed};
 use crate::sequence::Sequence;
@@ -55,6 +56,23 @@ pub struct Chain {
     pub len: usize,
     /// The host's node that ends with the block above them, which the plan holds; none where that is not there.
     pub above: Option<NodeId>,
+}
+
+/// Blocks of the host that a store brings, as far as they are still wanted.
+#[derive(Debug)]
+pub struct Load {
+    /// Encoded.
+    pub namespace: Box<[u8]>,
+    /// The path down to the last of them.
+    pub tokens: Vec<Token>,
+    /// Blocks of the path above them.
+    pub start: usize,
+    /// Blocks of the path that nobody has forgotten since.
+    pub stop: usize,
+    /// The host's node that ends with the block above them, which the plan holds; none for the first block of a path.
+    pub above: Option<NodeId>,
+    /// How the store knows them.
+    pub records: Records,
 }
 
 /// Who takes part in a fetch.
@@ -114,6 +132,15 @@ pub enum Work {
         /// Who.
         owner: Owner,
     },
+    /// Cold host blocks go to a store.
+    Save {
+        /// The host's nodes that end with each chain, which the plan holds, and the chain's length.
+        chains: Vec<(NodeId, usize)>,
+        /// How the store is to know the blocks.
+        records: Records,
+    },
+    /// Blocks come to the host from a store.
+    Load(Box<Load>),
 }
 
 impl Work {
@@ -125,6 +152,8 @@ impl Work {
             Self::Fetch { .. } => "fetch",
             Self::SwapOut { .. } => "swap_out",
             Self::SwapIn { .. } => "swap_in",
+            Self::Save { .. } => "save",
+            Self::Load(_) => "load",
         }
     }
 
@@ -133,14 +162,15 @@ impl Work {
     pub const fn source(&self) -> Tier {
         match self {
             Self::Offload { .. } | Self::SwapOut { .. } => Tier::Device,
-            Self::Fetch { .. } | Self::SwapIn { .. } => Tier::Host,
+            Self::Fetch { .. } | Self::SwapIn { .. } | Self::Save { .. } => Tier::Host,
+            Self::Load(_) => Tier::Store,
         }
     }
 
-    /// Everything that the plan holds besides its destinations, taken out of it.
+    /// Everything that a plan between the device and the host holds besides its destinations, taken out of it.
     #[must_use]
-    pub fn take(&mut self) -> Self {
-        match self {
+    pub fn take(&mut self) -> Option<Self> {
+        Some(match self {
             Self::Offload { chains } => Self::Offload { chains: std::mem::take(chains) },
             Self::Fetch { place, start, source, members } => {
                 let (place, start) = (*place, *start);
@@ -148,15 +178,27 @@ impl Work {
             }
             Self::SwapOut { owner, start } => Self::SwapOut { owner: owner.take(), start: *start },
             Self::SwapIn { owner } => Self::SwapIn { owner: owner.take() },
+            Self::Save { .. } | Self::Load(_) => return None,
+        })
+    }
+
+    /// How a store knows the blocks, where there is one behind the plan.
+    #[must_use]
+    pub fn records(&self) -> Option<&Records> {
+        match self {
+            Self::Save { records, .. } => Some(records),
+            Self::Load(load) => Some(&load.records),
+            _ => None,
         }
     }
 
     /// Where they go.
     #[must_use]
     pub const fn target(&self) -> Tier {
-        match self.source() {
-            Tier::Device => Tier::Host,
-            Tier::Host => Tier::Device,
+        match self {
+            Self::Offload { .. } | Self::SwapOut { .. } | Self::Load(_) => Tier::Host,
+            Self::Fetch { .. } | Self::SwapIn { .. } => Tier::Device,
+            Self::Save { .. } => Tier::Store,
         }
     }
 }
@@ -186,11 +228,13 @@ pub struct Plans {
     free: BTreeSet<u32>,
     next_serial: u64,
     /// Blocks of each tier that plans write, and of these the abandoned ones'.
-    writing: [usize; 2],
-    quarantined: [usize; 2],
+    writing: [usize; 3],
+    quarantined: [usize; 3],
     in_flight: InFlight,
     /// Fetches that can be joined, by their places, oldest first.
     fetches: BTreeMap<(NodeId, u32), Vec<PlanId>>,
+    /// Loads of which all is still wanted, by the keys of their first blocks.
+    loads: BTreeMap<Digest, PlanId>,
 }
 
 /// Device blocks that offloads bring to the host.
@@ -219,10 +263,11 @@ impl Plans {
             slots: Vec::new(),
             free: BTreeSet::new(),
             next_serial: 0,
-            writing: [0; 2],
-            quarantined: [0; 2],
+            writing: [0; 3],
+            quarantined: [0; 3],
             in_flight: InFlight { is_there: zeroed(num_blocks)?, count: 0 },
             fetches: BTreeMap::new(),
+            loads: BTreeMap::new(),
         })
     }
 
@@ -267,6 +312,9 @@ impl Plans {
         self.writing[work.target() as usize] += targets.len();
         if let Work::Fetch { place, .. } = work {
             self.fetches.entry(place).or_default().push(id);
+        }
+        if let Work::Load(load) = &work {
+            self.loads.insert(load.records.keys[0], id);
         }
         let plan = Box::new(Plan { id, serial, state: PlanState::Planned, sources, targets, work });
         self.free.remove(&id.number);
@@ -322,6 +370,33 @@ impl Plans {
         ids.filter_map(|&id| self.get(id).ok().flatten())
     }
 
+    /// The load that brings the block of this key first.
+    #[must_use]
+    pub fn load_at(&self, key: &Digest) -> Option<PlanId> {
+        self.loads.get(key).copied()
+    }
+
+    /// The last block of a path, and what is below it, is not to come from a store any more: nothing is, without a path.
+    /// Looks at each plan.
+    pub fn forget_loads(&mut self, path: Option<(&[u8], &[Token])>) {
+        for plan in self.slots.iter_mut().filter_map(|(_, plan)| plan.as_deref_mut()) {
+            let Work::Load(load) = &mut plan.work else { continue };
+            let block_size = load.tokens.len() / (load.start + plan.targets.len());
+            let stop = match path {
+                None => 0,
+                Some((name, tokens)) if *load.namespace == *name && load.tokens.starts_with(tokens) => {
+                    tokens.len() / block_size - 1
+                }
+                Some(_) => continue,
+            };
+            load.stop = load.stop.min(stop);
+            let first = load.records.keys[0];
+            if self.loads.get(&first) == Some(&plan.id) {
+                self.loads.remove(&first);
+            }
+        }
+    }
+
     /// A started plan is given up.
     pub fn abandon(&mut self, id: PlanId) {
         let Some((_, slot)) = self.slots.get_mut(id.number as usize) else { return };
@@ -351,7 +426,13 @@ impl Plans {
                     }
                 }
             }
-            Work::SwapOut { .. } | Work::SwapIn { .. } => {}
+            Work::Load(ref load) => {
+                let first = load.records.keys[0];
+                if self.loads.get(&first) == Some(&plan.id) {
+                    self.loads.remove(&first);
+                }
+            }
+            Work::SwapOut { .. } | Work::SwapIn { .. } | Work::Save { .. } => {}
         }
     }
 

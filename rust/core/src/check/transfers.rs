@@ -3,17 +3,20 @@
 use super::Checker;
 use crate::blocks::State as BlockState;
 use crate::error::Result;
+use crate::evict::Eviction;
 use crate::ids::{BlockId, NodeId};
+use crate::index::Index;
 use crate::memory::{self, zeroed};
 use crate::sequence::State;
 use crate::transfers::{Owner, Plan, PlanState, Tier, Work};
+use crate::transit::Transit;
 
 impl Checker<'_> {
     /// What plans hold on the device, and what they say of themselves.
     pub(super) fn check_plans(&mut self) -> Result<()> {
         let pager = self.pager;
-        let (mut writing, mut quarantined) = ([0; 2], [0; 2]);
-        let mut ends = Vec::new();
+        let (mut writing, mut quarantined) = ([0; 3], [0; 3]);
+        let (mut ends, mut host_ends) = (Vec::new(), Vec::new());
         for plan in pager.plans.iter() {
             let is_abandoned = matches!(plan.state, PlanState::Abandoned(_));
             let count = if is_abandoned { &mut quarantined } else { &mut writing };
@@ -33,6 +36,11 @@ impl Checker<'_> {
                     });
                 }
             }
+            if let Work::Save { chains, .. } = &plan.work {
+                for &(end, _) in chains {
+                    memory::push(&mut host_ends, end)?;
+                }
+            }
             self.check_waiting(plan);
         }
         for sequence in pager.released_while_leaving() {
@@ -45,7 +53,11 @@ impl Checker<'_> {
                 format!("I1: {} blocks writing and quarantined count {counted:?} and are {found:?}", tier.name())
             });
         }
-        self.check_in_transit(&ends)
+        self.check_in_transit(&ends, &pager.index, &pager.evict, &pager.in_transit)?;
+        match &pager.host {
+            Some(host) => self.check_in_transit(&host_ends, &host.index, &host.evict, &host.in_transit),
+            None => Ok(()),
+        }
     }
 
     /// Those who wait for a plan are those whom it names.
@@ -70,9 +82,14 @@ impl Checker<'_> {
         });
     }
 
-    fn check_in_transit(&mut self, ends: &[NodeId]) -> Result<()> {
-        let pager = self.pager;
-        let mut holds: Vec<u32> = zeroed(pager.index.num_node_slots())?;
+    fn check_in_transit(
+        &mut self,
+        ends: &[NodeId],
+        index: &Index,
+        evict: &Eviction,
+        in_transit: &Transit,
+    ) -> Result<()> {
+        let mut holds: Vec<u32> = zeroed(index.num_node_slots())?;
         for &end in ends {
             let mut node = end;
             while !node.is_root() {
@@ -80,17 +97,17 @@ impl Checker<'_> {
                 if holds[node.index()] > 1 {
                     break;
                 }
-                node = pager.index[node].parent;
+                node = index[node].parent;
             }
         }
-        for (id, _) in pager.index.nodes() {
-            let (counted, expected) = (pager.in_transit.get(&id).copied().unwrap_or(0), holds[id.index()]);
-            let is_marked = pager.evict.slot(id).is_in_transit();
+        for (id, _) in index.nodes() {
+            let (counted, expected) = (in_transit.holds(id), holds[id.index()]);
+            let is_marked = evict.slot(id).is_in_transit();
             self.expect(counted == expected && is_marked == (expected > 0), || {
                 format!("I9: {id:?} counts {counted} plans and children in transit and has {expected}")
             });
         }
-        let known = pager.in_transit.len();
+        let known = in_transit.len();
         let found = holds.iter().filter(|&&holds| holds > 0).count();
         self.expect(known == found, || format!("I9: {known} nodes are noted as in transit, and {found} are"));
         Ok(())
@@ -110,6 +127,7 @@ impl Checker<'_> {
             }
         };
 
+        let mut saving: Vec<bool> = zeroed(host.num_blocks())?;
         let mut own = 0;
         for away in pager.aways() {
             pin(away.end);
@@ -123,6 +141,8 @@ impl Checker<'_> {
             match &plan.work {
                 Work::Offload { chains } => chains.iter().for_each(|chain| pin(chain.above)),
                 Work::Fetch { source, .. } => pin(*source),
+                Work::Load(load) => pin(load.above),
+                Work::Save { .. } => plan.sources.iter().for_each(|&block| saving[block as usize] = true),
                 _ => {}
             }
         }
@@ -136,12 +156,15 @@ impl Checker<'_> {
         let (mut cached, mut active) = (0, own);
         for (id, node) in host.index.nodes() {
             node.run.blocks(block_size).iter().copied().for_each(&mut note);
-            if node.is_held() {
+            let is_read = host.evict.slot(id).is_in_transit();
+            if node.is_held() || is_read {
                 active += node.run.len();
+            }
+            if node.is_held() {
                 if !node.parent.is_root() {
                     held_children[node.parent.index()] += 1;
                 }
-            } else if host.index.is_live(id) {
+            } else if host.index.is_live(id) && !is_read {
                 cached += node.run.len();
             }
         }
@@ -156,6 +179,11 @@ impl Checker<'_> {
             let strange = node.run.blocks(block_size).iter().filter(|&&block| !host.blocks.is_indexed(block)).count();
             self.expect(strange == 0, || {
                 format!("I2: {strange} blocks of host {id:?} do not know that they are indexed")
+            });
+        }
+        for (block, &saving) in saving.iter().enumerate() {
+            self.expect(host.stored.is_saving(block as BlockId) == saving, || {
+                format!("I9: host block {block} is being saved: {saving}, and is marked otherwise")
             });
         }
         for (block, times) in seen.iter().enumerate().filter(|&(_, &times)| times != 1) {

@@ -75,6 +75,12 @@ pub(super) fn holders_of_host(pager: &Pager, host: &Host) -> Result<Vec<u32>> {
                 }
             }
             Work::Fetch { source, .. } => holders.count(index, source.iter().copied()),
+            Work::Load(load) => holders.count(index, load.above.into_iter()),
+            Work::Save { chains, .. } => {
+                for &(end, _) in chains {
+                    holders.count(index, std::iter::once(end));
+                }
+            }
             _ => {}
         }
     }

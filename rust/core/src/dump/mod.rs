@@ -14,6 +14,7 @@ use self::forest::Forest;
 use self::holders::{holders_of_device, holders_of_host};
 use self::words::{write_namespace, write_ranges};
 use crate::error::Result;
+use crate::host::Host;
 use crate::ids::{BlockId, NodeId};
 use crate::memory::{self, Text, with_capacity};
 use crate::pager::Pager;
@@ -114,11 +115,28 @@ impl<'a> Drawing<'a> {
                 write!(self.text, "\nhost queue {name}: ")?;
                 write_ranges(&mut self.text, host.evict.iter(queue).flat_map(deepest_first))?;
             }
+            self.text.write_str("\nhost stored: ")?;
+            let stored = self.stored(host)?;
+            write_ranges(&mut self.text, stored.into_iter())?;
             self.text.write_str("\nfenced: ")?;
             let fenced = self.fenced()?;
             write_ranges(&mut self.text, fenced.into_iter())?;
         }
         Ok(self.text.write_str("\n")?)
+    }
+
+    /// Indexed host blocks that a store has, ascending.
+    fn stored(&self, host: &Host) -> Result<Vec<BlockId>> {
+        let mut stored = Vec::new();
+        for (_, node) in host.index.nodes().filter(|&(id, _)| host.index.is_live(id)) {
+            for &block in node.run.blocks(self.pager.config().block_size) {
+                if host.stored.is_stored(block) {
+                    memory::push(&mut stored, block)?;
+                }
+            }
+        }
+        stored.sort_unstable();
+        Ok(stored)
     }
 
     /// Fenced blocks, free and cached, ascending.
@@ -248,12 +266,15 @@ impl<'a> Drawing<'a> {
             let counters = &pager.counters;
             write!(
                 self.text,
-                "\ntransfers: host_evicted_blocks={} offloaded_blocks={} fetched_blocks={} swap_outs={} swap_ins={}",
+                "\ntransfers: host_evicted_blocks={} offloaded_blocks={} fetched_blocks={} swap_outs={} swap_ins={} \
+                 saved_blocks={} loaded_blocks={}",
                 host.num_evicted,
                 counters.offloaded_blocks,
                 counters.fetched_blocks,
                 counters.swap_outs,
-                counters.swap_ins
+                counters.swap_ins,
+                counters.saved_blocks,
+                counters.loaded_blocks
             )?;
         }
         self.text.write_str("\n")

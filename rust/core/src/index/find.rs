@@ -95,6 +95,36 @@ impl Index {
         }
     }
 
+    /// The last `count` blocks of a path: their tokens and ids, appended to `tokens` and `blocks`, which have room for
+    /// them. Costs what they are, however long the path is.
+    pub fn push_last(&self, end: NodeId, count: usize, tokens: &mut Vec<Token>, blocks: &mut Vec<BlockId>) {
+        let block_size = self.block_size;
+        let (first_token, first_block) = (tokens.len(), blocks.len());
+        tokens.resize(first_token + count * block_size, 0);
+        blocks.resize(first_block + count, 0);
+        let (mut node, mut stop) = (end, count);
+        while stop > 0 {
+            let run = &self[node].run;
+            let len = run.len().min(stop);
+            let (from, skipped) = (stop - len, run.len() - len);
+            blocks[first_block + from..first_block + stop].copy_from_slice(&run.blocks(block_size)[skipped..]);
+            tokens[first_token + from * block_size..first_token + stop * block_size]
+                .copy_from_slice(&run.tokens(block_size)[skipped * block_size..]);
+            (node, stop) = (self[node].parent, from);
+        }
+    }
+
+    /// The place above the last `count` blocks of a path that is longer. (Its depth is not told.)
+    #[must_use]
+    pub fn above_last(&self, end: NodeId, count: usize) -> Found {
+        let (mut node, mut skipped) = (end, count);
+        while skipped >= self[node].run.len() {
+            skipped -= self[node].run.len();
+            node = self[node].parent;
+        }
+        Found { node, within: self[node].run.len() - skipped, blocks: 0 }
+    }
+
     /// Blocks of a found path that nobody holds and a new holder would: of those nodes that `counts` says.
     #[must_use]
     pub fn idle_blocks(&self, found: Found, counts: impl Fn(NodeId) -> bool) -> usize {

@@ -85,6 +85,12 @@ impl Index {
         })
     }
 
+    /// Tokens of a block.
+    #[must_use]
+    pub const fn block_size(&self) -> usize {
+        self.block_size
+    }
+
     /// Can it be found? For a root: does it belong to the present epoch?
     #[must_use]
     pub fn is_live(&self, id: NodeId) -> bool {

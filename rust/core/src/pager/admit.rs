@@ -332,6 +332,12 @@ fn check_len(tokens: &[Token]) -> Result<()> {
     Ok(())
 }
 
+/// A prompt of which nothing is known.
+pub(super) fn check_prompt(tokens: &[Token]) -> Result<()> {
+    check_len(tokens)?;
+    check_tokens(tokens, 0)
+}
+
 /// Checks the values from a position on. What was hit needs no check: it equals what was checked before.
 pub(crate) fn check_tokens(tokens: &[Token], from: usize) -> Result<()> {
     if union_of_bits(&tokens[from..]) < TOKEN_END {

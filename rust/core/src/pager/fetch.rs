@@ -244,7 +244,7 @@ impl Pager {
         if end != End::Cancelled {
             self.counters.fetched_blocks += num_done as u64;
         }
-        let Work::Fetch { start, source, members, .. } = plan.work.take() else { return };
+        let Some(Work::Fetch { start, source, members, .. }) = plan.work.take() else { return };
         let blocks = start + plan.sources.len();
         let live =
             source.zip(self.host.as_ref()).map_or(blocks, |(source, host)| host.index.live_part(source, blocks).blocks);

@@ -18,18 +18,18 @@ impl Pager {
             check_identity(identity)?;
         }
         self.index.start_epoch()?;
+        self.plans.forget_loads(None);
         if let Some(identity) = identity {
             self.config.identity = identity;
         }
         // What a plan reads does not become free yet.
-        for &node in self.in_transit.keys() {
+        for node in self.in_transit.nodes() {
             self.evict.dequeue(node, self.index[node].run.len());
             self.fences.clear_node(node);
         }
         self.evict.retire();
         if let Some(host) = &mut self.host {
-            host.index.start_epoch()?;
-            host.evict.retire();
+            host.reset()?;
         }
         Ok(())
     }
@@ -61,6 +61,7 @@ impl Pager {
             self.split(found.node, found.within - 1)?;
         }
         let mut dropped = on_device.map_or(Ok(0), |found| self.drop_subtree(found.node))?;
+        self.plans.forget_loads(Some((namespace, tokens)));
         if let (Some(host), Some(found)) = (&mut self.host, on_host) {
             dropped += host.drop_subtree(found.node);
         }

@@ -18,6 +18,7 @@ mod read;
 mod rows;
 mod step;
 mod step_end;
+mod store;
 mod survey;
 mod swap;
 mod take;
@@ -41,6 +42,7 @@ use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
 use crate::transfers::Plans;
+use crate::transit::Transit;
 
 pub use crate::batch::{Counts, Outcome};
 pub use admit::PrefixMatch;
@@ -72,8 +74,8 @@ pub struct Pager {
     pub(crate) host: Option<Box<Host>>,
     pub(crate) plans: Plans,
     pub(crate) fences: Fences,
-    /// Nodes that offloads read, or that have such a child: plans that read the node's end, and children.
-    pub(crate) in_transit: BTreeMap<NodeId, u32>,
+    /// What offloads read.
+    pub(crate) in_transit: Transit,
     /// Running sequences, and how many of those only hold a prefix.
     pub(crate) num_running: usize,
     pub(crate) num_running_pinned: usize,
@@ -126,7 +128,7 @@ impl Pager {
             },
             plans: Plans::new(if config.num_host_blocks > 0 { config.num_blocks } else { 0 })?,
             fences: Fences::new(config.num_host_blocks > 0),
-            in_transit: BTreeMap::new(),
+            in_transit: Transit::default(),
             num_running: 0,
             num_running_pinned: 0,
             num_preempted: 0,
@@ -246,7 +248,7 @@ impl Pager {
         self.evict.split(node, upper);
         self.fences.split(node, upper);
         if self.evict.slot(node).is_in_transit() {
-            self.in_transit.insert(upper, 1);
+            self.in_transit.split(upper);
         }
         Ok(upper)
     }

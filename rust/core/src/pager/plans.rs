@@ -97,6 +97,11 @@ impl Pager {
                 self.let_go_of_targets(Tier::Host, &plan.targets);
             }
             Work::SwapIn { .. } => self.end_swap_in(&mut plan, end == End::Complete),
+            Work::Save { ref chains, .. } => self.end_save(chains, &plan.sources, end),
+            Work::Load(ref load) => {
+                self.end_load(load, &plan.targets, end.num_done(&plan), &mut lost);
+                self.let_go_of_targets(Tier::Host, &lost);
+            }
         }
         Ok(true)
     }
@@ -112,19 +117,26 @@ impl Pager {
         let tokens = self.tokens_of_members(id)?;
         self.plans.abandon(id);
         let Some(plan) = self.plans.get_mut(id) else { return Ok(false) };
+        if let Work::Load(load) = &mut plan.work {
+            let above = load.above.take();
+            self.let_go_on_host(above);
+            return Ok(true);
+        }
         match plan.work.take() {
-            Work::Offload { chains } => {
+            // What a save reads stays held: the store might else be given something else.
+            Some(Work::Save { .. } | Work::Load(_)) | None => {}
+            Some(Work::Offload { chains }) => {
                 for chain in chains {
                     self.let_go_on_host(chain.above);
                     self.let_go_for_plan(chain.end);
                 }
             }
-            Work::Fetch { source, members, .. } => {
+            Some(Work::Fetch { source, members, .. }) => {
                 self.abandon_fetch(members, tokens);
                 self.let_go_on_host(source);
             }
-            Work::SwapOut { owner, .. } => self.stay_on_device(owner),
-            Work::SwapIn { owner } => self.settle_swap_in(owner, false),
+            Some(Work::SwapOut { owner, .. }) => self.stay_on_device(owner),
+            Some(Work::SwapIn { owner }) => self.settle_swap_in(owner, false),
         }
         Ok(true)
     }
@@ -138,7 +150,10 @@ impl Pager {
             return Ok(false);
         }
         if let Some(plan) = self.plans.remove(id) {
-            self.let_go_of_targets(plan.work.target(), &plan.targets);
+            match &plan.work {
+                Work::Save { chains, .. } => self.end_save(chains, &plan.sources, End::Cancelled),
+                work => self.let_go_of_targets(work.target(), &plan.targets),
+            }
         }
         Ok(true)
     }
@@ -188,7 +203,7 @@ impl Pager {
     pub(super) fn let_go_of_targets(&mut self, tier: Tier, targets: &[BlockId]) {
         match (tier, &mut self.host) {
             (Tier::Host, Some(host)) => host.free(targets),
-            (Tier::Host, None) => {}
+            (Tier::Host, None) | (Tier::Store, _) => {}
             (Tier::Device, _) => {
                 for &block in targets.iter().rev() {
                     self.let_go_of_block(block, Context::COPY);

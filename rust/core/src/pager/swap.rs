@@ -104,7 +104,7 @@ impl Pager {
 
     /// A swap-out has ended; `tokens` if all blocks arrived. The targets that came to nothing stay the plan's.
     pub(super) fn end_swap_out(&mut self, plan: &mut Plan, is_complete: bool, tokens: Option<Known>) {
-        let Work::SwapOut { owner, start } = plan.work.take() else { return };
+        let Some(Work::SwapOut { owner, start }) = plan.work.take() else { return };
         self.counters.swap_outs += u64::from(is_complete);
         let (Owner::Sequence(handle), Some(tokens)) = (&owner, tokens) else {
             return self.stay_on_device(owner);
@@ -287,7 +287,7 @@ impl Pager {
 
     /// A swap-in has ended.
     pub(super) fn end_swap_in(&mut self, plan: &mut Plan, is_complete: bool) {
-        let Work::SwapIn { owner } = plan.work.take() else { return };
+        let Some(Work::SwapIn { owner }) = plan.work.take() else { return };
         self.counters.swap_ins += u64::from(is_complete);
         self.let_go_of_targets(Tier::Device, &plan.targets);
         self.settle_swap_in(owner, is_complete);

@@ -1,0 +1,235 @@
+"""Carries out the plans between the host and a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError, TransferError
+from ..movers.arena import HostArena
+from ..movers.base import Book, Ticket, check_ids, finite
+from ..plans import Plan, StoreKeys
+from .store import Store
+
+__all__ = ["StoreMover"]
+
+_AT_ONCE = 1 << 26
+"""Bytes that one call of the store reads or writes: between two of them a worker looks whether it is to end."""
+
+
+class StoreMover:
+    """Copies between the rows of a host arena and a store: one thread reads, one writes. It is a mover
+    (:class:`kvpager.movers.Mover`): it knows no pager, and the caller passes on what its tickets say.
+
+    What waits to be written is bounded by `max_queued_bytes`: a save beyond it fails at once, and its blocks are counted
+    (`num_dropped_blocks`). A load ends at the first block that the store has not got (its ticket fails, `done` says what
+    arrived): what follows it would be of no use.
+    """
+
+    def __init__(self, store: Store, host: HostArena, *, max_queued_bytes: int = 1 << 28) -> None:
+        """Starts the threads. ConfigError if the store's rows and the arena's have different sizes."""
+        if store.row_bytes != host.bytes_per_block:
+            raise ConfigError(
+                f"the store's rows have {store.row_bytes:,} bytes, the host arena's blocks {host.bytes_per_block:,}"
+            )
+        if max_queued_bytes < host.bytes_per_block:
+            raise ConfigError(
+                f"max_queued_bytes is {max_queued_bytes:,}; one block has {host.bytes_per_block:,} bytes already"
+            )
+        self._host = host
+        self._store = store
+        self._desk = _Desk(store, host.records, max_queued_bytes)
+        self._pid = os.getpid()
+        for name, loads in (("reader", True), ("writer", False)):
+            threading.Thread(target=self._desk.work, args=(loads,), name=f"kvpager-store-{name}", daemon=True).start()
+        # A mover that nobody closed ends its threads when it is collected.
+        self._dropped = weakref.finalize(self, self._desk.stop)
+
+    @property
+    def num_dropped_blocks(self) -> int:
+        """Blocks of saves that were refused since too much was waiting."""
+        return self._desk.num_dropped_blocks
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """Bytes of saves that are waiting or being written."""
+        return self._desk.num_queued_bytes
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that a save may have now without being refused."""
+        desk = self._desk
+        return max(0, desk.max_queued_bytes - desk.num_queued_bytes) // self._host.bytes_per_block
+
+    def submit(self, plan: Plan, after: None = None) -> Ticket:
+        """Queues a save or a load. See :meth:`kvpager.movers.Mover.submit`; there is nothing to wait for.
+
+        TransferError if the plan is of another kind, does not fit the arena or the store, or the mover is closed.
+        """
+        self._check(plan)
+        desk, ticket = self._desk, Ticket(plan)
+        with desk.book.lock:
+            if desk.closing:
+                raise TransferError("the mover is closed")
+            if os.getpid() != self._pid:
+                raise TransferError("the mover belongs to the process that this one was forked from: build another")
+            desk.book.under_way.append(ticket)
+            num_bytes = len(plan) * self._host.bytes_per_block
+            if plan.kind == "load":
+                desk.loads.append(ticket)
+            elif desk.num_queued_bytes and desk.num_queued_bytes + num_bytes > desk.max_queued_bytes:
+                desk.num_dropped_blocks += len(plan)
+                waiting = desk.num_queued_bytes
+                desk.book.end(ticket, TransferError(f"{waiting:,} bytes wait to be written: the store is too slow"))
+            else:
+                desk.num_queued_bytes += num_bytes
+                desk.saves.append(ticket)
+            desk.book.changed.notify_all()
+        return ticket
+
+    def poll(self) -> list[Ticket]:
+        """See :meth:`kvpager.movers.Mover.poll`."""
+        with self._desk.book.lock:
+            return self._desk.book.report()
+
+    def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
+        """See :meth:`kvpager.movers.Mover.wait`."""
+        seconds, book = finite(timeout), self._desk.book
+        with book.lock:
+            book.changed.wait_for(lambda: not book.pending(tickets), seconds)
+            return book.report()
+
+    @contextlib.contextmanager
+    def nothing_written(self) -> Iterator[None]:
+        """While this lasts the store is given nothing: saves that wait have failed, one that was being written has ended."""
+        desk = self._desk
+        with desk.writing:
+            with desk.book.lock:
+                desk.fail(desk.saves, "what was to be saved is not wanted any more")
+            yield
+
+    def close(self) -> None:
+        """Fails what has not begun, and what has after the call of the store that it is in. A second call does nothing.
+
+        Nothing is read into the arena or given to the store afterwards. (The store is the caller's to close.)
+        """
+        self._dropped()
+        if os.getpid() == self._pid:
+            with self._desk.writing, self._desk.reading:
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, plan: Plan) -> None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a kvpager.Plan, not {type(plan).__name__}")
+        name = f"plan {plan.id}.{plan.generation} ({plan.kind})"
+        if plan.kind not in ("save", "load") or not isinstance(plan.records, StoreKeys):
+            raise TransferError(f"{name}: this mover carries out saves and loads, which have records")
+        ids = plan.source_ids if plan.kind == "save" else plan.destination_ids
+        check_ids(ids, self._host.num_blocks, f"{name}: host block", "host arena")
+        expected = {"keys": (len(ids), 32), "metas": (len(ids), self._store.meta_bytes)}
+        for what, array in plan.records._asdict().items():
+            if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != expected[what]:
+                raise TransferError(
+                    f"{name}: {what} must be uint8 {list(expected[what])} for this store, not"
+                    f" {getattr(array, 'dtype', type(array).__name__)} {list(getattr(array, 'shape', ()))}"
+                )
+
+
+class _Desk:
+    """What the threads of a mover share. It does not know the mover, which can go before them."""
+
+    def __init__(self, store: Store, rows: npt.NDArray[np.uint8], max_queued_bytes: int) -> None:
+        self.store = store
+        self.rows = rows
+        self.max_queued_bytes = max_queued_bytes
+        self.book = Book()
+        # All below is guarded by the book's lock.
+        self.saves: deque[Ticket] = deque()
+        self.loads: deque[Ticket] = deque()
+        self.num_queued_bytes = 0
+        self.num_dropped_blocks = 0
+        self.closing = False
+        # Held while the store is called. Taken before the book's lock.
+        self.writing = threading.Lock()
+        self.reading = threading.Lock()
+
+    def stop(self) -> None:
+        """Fails what waits; the threads end."""
+        with self.book.lock:
+            self.closing = True
+            self.fail(self.saves, "the mover was closed")
+            self.fail(self.loads, "the mover was closed")
+            self.book.changed.notify_all()
+
+    def fail(self, waiting: deque[Ticket], why: str) -> None:
+        """Ends what waits. With the book's lock held."""
+        while waiting:
+            self.end(waiting.popleft(), TransferError(why))
+
+    def end(self, ticket: Ticket, error: TransferError | None) -> None:
+        """Ends a ticket. With the book's lock held."""
+        if ticket.plan.kind == "save":
+            self.num_queued_bytes -= len(ticket.plan) * self.rows.shape[1]
+        self.book.end(ticket, error)
+
+    def work(self, loads: bool) -> None:
+        """A thread: one ticket after the other, until the mover is closed."""
+        waiting, turn = (self.loads, self.reading) if loads else (self.saves, self.writing)
+        while True:
+            with self.book.lock:
+                self.book.changed.wait_for(lambda: waiting or self.closing)
+                if self.closing and not waiting:
+                    return
+            # Taken without the book's lock, so that whoever wants nothing written waits for one ticket only.
+            with turn:
+                with self.book.lock:
+                    if not waiting:
+                        continue
+                    ticket = waiting.popleft()
+                error: TransferError | None = None
+                try:
+                    self._carry_out(ticket)
+                except TransferError as refused:
+                    error = refused
+                except BaseException as failed:
+                    error = TransferError(f"{type(failed).__name__}: {failed}")
+                    error.__cause__ = failed
+                with self.book.lock:
+                    self.end(ticket, error)
+
+    def _carry_out(self, ticket: Ticket) -> None:
+        plan, records = ticket.plan, ticket.plan.records
+        assert records is not None
+        is_load = plan.kind == "load"
+        ids = plan.destination_ids if is_load else plan.source_ids
+        call = self.store.get_many if is_load else self.store.put_many
+        at_once = max(1, _AT_ONCE // self.rows.shape[1])
+        for first in range(0, len(plan), at_once):
+            if self.closing:
+                raise TransferError(f"the mover was closed after {first} of {len(plan)} blocks")
+            part = slice(first, first + at_once)
+            done = call(records.keys[part], records.metas[part], self.rows, ids[part])
+            ticket._copied[part] = done
+            if is_load and not done.all():
+                break
+        missing = int(len(plan) - ticket._copied.sum())
+        if missing:
+            what = "were not there" if is_load else "were not stored"
+            raise TransferError(f"{missing} of {len(plan)} blocks {what}")
