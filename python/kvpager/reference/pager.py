@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections import Counter, abc, deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, final, overload
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
 from ..plans import Plan, PlanState, PlanStatus, StoreKeys
-from ..types import Computing, Namespace, PrefixMatch, Stats, Tokens
+from ..types import AttachedTier, Computing, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
@@ -146,6 +147,7 @@ class Pager:
         # Steps, and answers of take_copies that are not empty, are numbered in the order in which they were given out.
         self._launches = 0
         self._last_launched = 0  # the newest one that cannot be cancelled any more
+        self._attached: list[weakref.ref[AttachedTier]] = []  # weak, as a tier holds the pager
         # Handles that the garbage collector took. Appending is one atomic step, so a destructor needs no lock.
         self._dropped: deque[Record | Rows] = deque()
 
@@ -346,17 +348,30 @@ class Pager:
             self._last_launched = self._next_launch()
         return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
+    def attach(self, tier: AttachedTier) -> None:
+        """What the pager resets (with the identity that it has) or forgets from now on, this tier is to drop, too."""
+        if not (hasattr(tier, "on_reset") and hasattr(tier, "on_forget")):
+            raise TypeError(
+                f"tier must be an object with the methods on_reset and on_forget, not {type(tier).__name__}"
+            )
+        self._attached.append(weakref.ref(tier))
+
     def reset(self, identity: bytes | None = None) -> None:
         """Nothing that is cached now can hit again. Running sequences go on."""
         self._drain()
+        is_new = identity is not None and _identity(identity) != self.identity
         if identity is not None:
-            self.identity = _identity(identity)
+            self.identity = identity
         for record in self._records.values():
             record.publishes = False
         for _, load in self._transfers.loads():
             load.left = 0
         self._pool.forget_all()
         self._host.forget_all()
+        if not is_new:
+            # By a new identity nothing is found that was saved under the old one.
+            for tier in self._attached_tiers():
+                tier.on_reset()
 
     def forget(self, tokens: Tokens, *, namespace: Namespace = b"") -> int:
         """Take the last block of this path and all below it out of the prefix cache; how many blocks that were."""
@@ -383,6 +398,8 @@ class Pager:
                 ends.append(record.fetch.host_path[record.fetch.parts[record] - 1])
             if not all(node.indexed for node in ends):
                 record.publishes = False
+        for tier in self._attached_tiers():
+            tier.on_forget(tokens, namespace)
         return num_gone
 
     def stats(self) -> Stats:
@@ -611,6 +628,9 @@ class Pager:
             else:
                 self._release(dropped)
                 self._counters.dropped_handles += 1
+
+    def _attached_tiers(self) -> list[AttachedTier]:
+        return [tier for reference in self._attached if (tier := reference()) is not None]
 
     def _next_launch(self) -> int:
         self._launches += 1

@@ -91,12 +91,13 @@ class Save:
         if how == "abandon":
             # The store may still be given what is in these blocks.
             return
-        nodes = [node for chain in self.chains for node in chain]
-        for node, is_done in zip(nodes, done, strict=True):
-            if is_done and node.indexed:
-                node.stored = True
-                tiers.counters.saved_blocks += 1
         for chain in self.chains:
+            arrived = [*done[: len(chain)], False].index(False)
+            done = done[len(chain) :]
+            for node in chain[:arrived]:
+                if node.indexed:
+                    node.stored = True
+                    tiers.counters.saved_blocks += 1
             tiers.host.unpin(chain[-1].block)
 
 
