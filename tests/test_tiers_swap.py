@@ -396,6 +396,7 @@ free: 5 7
 host free: 7
 queue lru: 3 2
 host queue lru: -
+host stored: -
 fenced: 5
 sequence 1: swapping_in; namespace b''; cached 0; committed 9; planned 9; len 9; path 0-1; table 0-1 6; publishes\
  yes; pinned no; host path 1-2; host own 3
@@ -410,5 +411,6 @@ clock: 4
 next sequence: 7
 stats: admitted_sequences=7 queried_tokens=29 hit_tokens=0 evicted_blocks=0 evicted_idle_ticks=0 evicted_hits=0\
  copies=0 preemptions=0 recomputed_tokens=0 dropped_handles=0
-transfers: host_evicted_blocks=0 offloaded_blocks=0 fetched_blocks=0 swap_outs=2 swap_ins=0
+transfers: host_evicted_blocks=0 offloaded_blocks=0 fetched_blocks=0 swap_outs=2 swap_ins=0\
+ saved_blocks=0 loaded_blocks=0
 """

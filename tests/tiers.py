@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 from implementations import IMPLEMENTATIONS, each_implementation
 
-# Tests of tiers switch on by themselves where an implementation has them.
+# Tests of tiers, and of what goes to a store, switch on by themselves where an implementation has them.
 WITH_TIERS = {name: pager for name, pager in IMPLEMENTATIONS.items() if hasattr(pager, "offload")}
 each_with_tiers = [
     pytest.mark.parametrize("implementation", WITH_TIERS.values(), ids=WITH_TIERS.keys()),
+    each_implementation[1],
+]
+
+WITH_STORE = {name: pager for name, pager in IMPLEMENTATIONS.items() if hasattr(pager, "save")}
+each_with_store = [
+    pytest.mark.parametrize("implementation", WITH_STORE.values(), ids=WITH_STORE.keys()),
     each_implementation[1],
 ]
 

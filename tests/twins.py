@@ -34,8 +34,9 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 # Batches are compared as soon as the core has them; until then their histories run on the reference alone.
 CORE_HAS_BATCHES = hasattr(kvpager.Pager, "batch")
-# So are the tiers.
+# So are the tiers, and what goes from them to a store.
 CORE_HAS_TIERS = hasattr(kvpager.Pager, "offload")
+CORE_HAS_STORE = hasattr(kvpager.Pager, "save")
 HANDLES: tuple[type, ...] = (
     kvpager.reference.Sequence,
     kvpager.reference.Batch,

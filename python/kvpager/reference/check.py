@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ..plans import PlanKind
 from .index import Node
 from .pool import Pool
 from .record import PLACEHOLDER, WITH_BLOCKS, Record, num_blocks
 from .rows import Rows, given_copies
-from .transfers import Fetch, SwapIn, SwapOut, Tiers, Transfer, Transfers
+from .tiers import Tiers
+from .transfers import Fetch, SwapIn, SwapOut, Transfer, Transfers
 
 
 def check(tiers: Tiers, records: dict[int, Record], batches: list[Rows], transfers: Transfers) -> list[str]:
@@ -18,7 +20,8 @@ def check(tiers: Tiers, records: dict[int, Record], batches: list[Rows], transfe
     if tiers.host.num_blocks:
         held = _host_holds([*live, *transfers.left()], transfers)
         faults += [f"{fault} (host)" for fault in _pool(tiers.host, held, [], transfers)]
-    faults += _pins(pool, transfers)
+    faults += _pins(pool, [chain.nodes for chain in transfers.chains()], "offload")
+    faults += _pins(tiers.host, transfers.saved_chains(), "save")
     faults += _fences(pool, batches)
     for transfer in transfers:
         faults += _transfer(tiers, live, transfer)
@@ -68,7 +71,7 @@ def _host_holds(records: list[Record], transfers: Transfers) -> Counter[int]:
     for record in records:
         expected.update(node.block for node in record.host_path[-1:])
         expected.update(record.host_own)
-    expected.update(chain.above.block for chain in transfers.chains() if chain.above is not None)
+    expected.update(above.block for above in transfers.held_above() if above is not None)
     expected.update(fetch.host_path[-1].block for fetch in transfers.fetches())
     expected.update(block for abandoned in (False, True) for block in transfers.blocks("host", abandoned))
     return expected
@@ -104,7 +107,7 @@ def _holds(pool: Pool, held_outside: Counter[int], batches: list[Rows]) -> list[
         if pool.holds[block]:
             faults.append(f"I2: block {block} is free and has {pool.holds[block]} holds")
         if block in pool.pins:
-            faults.append(f"I2: block {block} is free and is read by an offload")
+            faults.append(f"I2: block {block} is free and is read by a plan")
         if pool.nodes[block] is not None:
             faults.append(f"I2: block {block} is free and has an index entry")
         if block < pool.num_reserved:
@@ -212,22 +215,28 @@ def _rows(records: dict[int, Record], rows: Rows) -> list[str]:
     return faults
 
 
-def _pins(pool: Pool, transfers: Transfers) -> list[str]:
-    """An offload reads its chains and what is above them, and nothing else is passed over by eviction."""
-    expected: Counter[int] = Counter(chain.nodes[-1].block for chain in transfers.chains())
+def _pins(pool: Pool, chains: list[list[Node]], kind: PlanKind) -> list[str]:
+    """A plan reads its chains and what is above them, and nothing else is passed over by eviction."""
+    expected: Counter[int] = Counter(nodes[-1].block for nodes in chains)
     expected.update(
         node.above.block for node in pool.nodes if node and node.above is not None and node.block in pool.pins
     )
     faults = [
-        f"I9: block {block} counts {pool.pins.get(block, 0)} offloads that read it, but has {expected[block]}"
+        f"I9: block {block} counts {pool.pins.get(block, 0)} {kind}s that read it, but has {expected[block]}"
         for block in sorted(pool.pins.keys() | expected.keys())
         if pool.pins.get(block, 0) != expected[block]
     ]
-    for chain in transfers.chains():
+    read = Counter(node.block for nodes in chains for node in nodes)
+    for nodes in chains:
         faults += [
-            f"I9: block {node.block} is read by an offload and has other content by now"
-            for node in chain.nodes
+            f"I9: block {node.block} is read by a {kind} and has other content by now"
+            for node in nodes
             if pool.nodes[node.block] is not node
+        ]
+    if kind == "save":
+        faults += [f"I9: block {block} is read by {times} saves" for block, times in read.items() if times > 1]
+        faults += [
+            f"I9: block {node.block} is stored and is being saved" for nodes in chains for node in nodes if node.stored
         ]
     return faults
 
@@ -271,12 +280,16 @@ def _transfer(tiers: Tiers, records: list[Record], transfer: Transfer) -> list[s
             for block in record.table
             if block in destinations and (transfer.state == "abandoned" or record not in waiting)
         ]
-    if transfer.state == "abandoned":
+    if plan.records is not None and (len(plan.records.keys), len(plan.records.metas)) != (len(plan), len(plan)):
+        faults.append(f"I9: {name} has {len(plan.records.keys)} keys for {len(plan)} blocks")
+    if (plan.records is not None) != (plan.kind in ("save", "load")):
+        faults.append(f"I9: {name} is a {plan.kind} {'without' if plan.records is None else 'with'} keys")
+    if transfer.state == "abandoned" and plan.kind != "save":
         return faults
     sources = tiers.of(plan.source)
     faults += [
         f"I9: block {block} is read by {name} and can be handed out"
-        for block in plan.source_ids.tolist()
+        for block in (plan.source_ids.tolist() if plan.source != "store" else [])
         if block in sources.free or (not sources.holds[block] and block not in sources.pins)
     ]
     for record in [*waiting, *([work.record] if isinstance(work, SwapOut) else [])]:

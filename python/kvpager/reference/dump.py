@@ -9,7 +9,8 @@ from .index import Node, Root
 from .pool import Pool
 from .record import Record
 from .rows import Rows, given_copies
-from .transfers import Counts, Tiers, Transfer, Transfers, count_blocks
+from .tiers import Tiers
+from .transfers import Counts, Transfer, Transfers, count_blocks
 
 Trait = tuple[int, int, bool, int | None]
 
@@ -27,7 +28,15 @@ _SHOWN = (
     "dropped_handles",
 )
 
-_SHOWN_TRANSFERS = ("host_evicted_blocks", "offloaded_blocks", "fetched_blocks", "swap_outs", "swap_ins")
+_SHOWN_TRANSFERS = (
+    "host_evicted_blocks",
+    "offloaded_blocks",
+    "fetched_blocks",
+    "swap_outs",
+    "swap_ins",
+    "saved_blocks",
+    "loaded_blocks",
+)
 
 # Deeper levels are numbered instead of indented, or the text would grow with the square of the depth.
 LEVELS_DRAWN = 32
@@ -36,7 +45,7 @@ LEVELS_DRAWN = 32
 def dump(
     tiers: Tiers, records: dict[int, Record], batches: list[Rows], transfers: Transfers, next_id: int, full: bool
 ) -> str:
-    """See ``docs/design/rules.md``, sections 12 and 16.7."""
+    """See ``docs/design/rules.md``, sections 12, 16.7 and 17.5."""
     pool, host = tiers.device, tiers.host
     counts = count_blocks(pool, transfers)
     lines = [
@@ -80,10 +89,11 @@ def count_holders(pool: Pool, records: list[Record], batches: list[Rows], transf
 
 
 def count_host_holders(host: Pool, records: list[Record], transfers: Transfers) -> Counter[int]:
-    """The same for the host: sequences, fetches, and chains, which hold what is above them."""
+    """The same for the host: sequences, fetches, saves, and offloads and loads, which hold what is above them."""
     ends = [record.host_path[-1] for record in records if record.host_path]
     ends += [fetch.host_path[-1] for fetch in transfers.fetches()]
-    ends += [chain.above for chain in transfers.chains() if chain.above is not None]
+    ends += [above for above in transfers.held_above() if above is not None]
+    ends += [nodes[-1] for nodes in transfers.saved_chains()]
     return Counter(block for node in ends for block in _with_above(host, {node.block}))
 
 
@@ -123,7 +133,7 @@ def _siblings(parent: Node | Root) -> list[tuple[Node, bool]]:
 
 
 def _trait(pool: Pool, node: Node, holders: Counter[int]) -> Trait:
-    # What offloads read stays in its queue, and ages there.
+    # What offloads and saves read stays in its queue, and ages there.
     return holders[node.block], node.hits, node.marked, None if pool.holds[node.block] else node.idle_since
 
 
@@ -148,6 +158,7 @@ def _rest(
     lines += [f"queue {name}: {_ids(queue)}" for name, queue in pool.policy.queues().items()]
     if host.num_blocks:
         lines += [f"host queue {name}: {_ids(queue)}" for name, queue in host.policy.queues().items()]
+        lines.append(f"host stored: {_ids(sorted(node.block for node in host.index.nodes() if node.stored))}")
         lines.append(f"fenced: {_ids(pool.fenced_blocks())}")
     lines += [_sequence(records[sequence_id]) for sequence_id in sorted(records)]
     lines += [_batch(rows) for rows in batches]

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import TypeAlias
 
 from ..types import Namespace
 
 FIRST_CONTENT_TOKEN = 2**30
+
+BlockTokens: TypeAlias = tuple[int, ...]
+"""The tokens of one full block."""
 
 
 class Root:
@@ -23,23 +27,36 @@ class Root:
     def __init__(self, key: bytes, namespace: Namespace) -> None:
         self.key = key
         self.namespace = namespace
-        self.children: dict[tuple[int, ...], Node] = {}
+        self.children: dict[BlockTokens, Node] = {}
 
 
 class Node:
     """One block that is indexed, or was indexed and is still held after ``forget`` or ``reset``."""
 
-    __slots__ = ("block", "children", "hits", "idle_since", "indexed", "marked", "offered", "parent", "tokens")
+    __slots__ = (
+        "block",
+        "children",
+        "hits",
+        "idle_since",
+        "indexed",
+        "marked",
+        "offered",
+        "parent",
+        "stored",
+        "tokens",
+    )
 
-    def __init__(self, parent: Node | Root, tokens: tuple[int, ...], block: int) -> None:
+    def __init__(self, parent: Node | Root, tokens: BlockTokens, block: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.block = block
-        self.children: dict[tuple[int, ...], Node] = {}
+        self.children: dict[BlockTokens, Node] = {}
         self.indexed = True
         self.hits = 0
         self.marked = False
-        self.offered = False  # an offload found, since the block joined its queue, that nothing of it is to be copied
+        # An offload (on the host a save) found, since the block joined its queue, that nothing of it is to be copied.
+        self.offered = False
+        self.stored = False  # a save brought the host's block into the store, or a load brought it from there
         self.idle_since = 0
 
     @property
@@ -78,21 +95,24 @@ class Index:
 
         ``path`` begins at the top.
         """
+        return self.find(root_of(path).key, tokens_of(path)) if path else []
+
+    def find(self, key: bytes, blocks: list[BlockTokens]) -> list[Node]:
+        """The nodes of these blocks, from the top of a namespace up to the first gap."""
         found: list[Node] = []
-        root = path[0].parent if path else None
-        parent: Node | Root | None = self.roots.get(root.key) if isinstance(root, Root) else None
-        for node in path:
-            parent = parent.children.get(node.tokens) if parent is not None else None
+        parent: Node | Root | None = self.roots.get(key)
+        for tokens in blocks:
+            parent = parent.children.get(tokens) if parent is not None else None
             if parent is None:
                 break
             found.append(parent)
         return found
 
-    def block_tokens(self, tokens: list[int], number: int) -> tuple[int, ...]:
+    def block_tokens(self, tokens: list[int], number: int) -> BlockTokens:
         """The tokens of one full block."""
         return tuple(tokens[number * self.block_size : (number + 1) * self.block_size])
 
-    def add(self, key: bytes, namespace: Namespace, path: list[Node], tokens: tuple[int, ...], block: int) -> Node:
+    def add(self, key: bytes, namespace: Namespace, path: list[Node], tokens: BlockTokens, block: int) -> Node:
         """Index ``block`` below the end of ``path``, or as a first block of the namespace."""
         parent: Node | Root = path[-1] if path else self.roots.setdefault(key, Root(key, namespace))
         node = parent.children[tokens] = Node(parent, tokens, block)
@@ -160,11 +180,23 @@ def path_to(node: Node) -> list[Node]:
     return path[::-1]
 
 
-def units(path: list[Node]) -> list[range]:
+def root_of(path: list[Node]) -> Root:
+    """The top of the namespace that a path begins in."""
+    root = path[0].parent
+    assert isinstance(root, Root)
+    return root
+
+
+def tokens_of(path: list[Node]) -> list[BlockTokens]:
+    """The tokens of a path, block by block."""
+    return [node.tokens for node in path]
+
+
+def units(path: list[BlockTokens]) -> list[range]:
     """The positions of a path in groups: blocks between which a run of content tokens goes on belong together."""
     starts = [
         number
-        for number, node in enumerate(path)
-        if not number or path[number - 1].tokens[-1] < FIRST_CONTENT_TOKEN or node.tokens[0] < FIRST_CONTENT_TOKEN
+        for number, tokens in enumerate(path)
+        if not number or path[number - 1][-1] < FIRST_CONTENT_TOKEN or tokens[0] < FIRST_CONTENT_TOKEN
     ]
     return [range(start, stop) for start, stop in pairwise([*starts, len(path)])]

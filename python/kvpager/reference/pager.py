@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections import Counter, abc, deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, final, overload
@@ -12,18 +13,29 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
-from ..plans import Plan, PlanState, PlanStatus
-from ..types import Computing, Namespace, PrefixMatch, Stats, Tokens
+from ..plans import Plan, PlanState, PlanStatus, StoreKeys
+from ..types import AttachedTier, Computing, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
-from .index import Index, Node, path_to, post_order, whole_runs
+from .index import (
+    FIRST_CONTENT_TOKEN,
+    BlockTokens,
+    Index,
+    Node,
+    path_to,
+    post_order,
+    root_of,
+    tokens_of,
+    whole_runs,
+)
 from .inputs import (
     as_bool,
     as_fraction,
     as_integer,
     as_least,
     as_mask,
+    as_position,
     as_prompt,
     as_tick,
     as_tokens,
@@ -35,13 +47,14 @@ from .pool import Counters, Pool
 from .record import WITH_BLOCKS, Record, announced, num_blocks
 from .rows import Rows
 from .sequence import Sequence
+from .store import Load, Save, StoreBlock, as_store_keys, root_key, store_blocks, unsaved
+from .tiers import Tiers
 from .transfers import (
     Chain,
     Fetch,
     Offload,
     SwapIn,
     SwapOut,
-    Tiers,
     Transfer,
     Transfers,
     count_blocks,
@@ -134,6 +147,7 @@ class Pager:
         # Steps, and answers of take_copies that are not empty, are numbered in the order in which they were given out.
         self._launches = 0
         self._last_launched = 0  # the newest one that cannot be cancelled any more
+        self._attached: list[weakref.ref[AttachedTier]] = []  # weak, as a tier holds the pager
         # Handles that the garbage collector took. Appending is one atomic step, so a destructor needs no lock.
         self._dropped: deque[Record | Rows] = deque()
 
@@ -221,7 +235,7 @@ class Pager:
             for block in fetched:
                 self._pool.hold(block)
             hit.join = Fetch(key, size, hit.host_path, fetched)
-            self._transfers.make("fetch", hit.join, [node.block for node in hit.host_path[size:]])
+            self._transfers.make("fetch", hit.join, [node.block for node in hit.host_path[size:]], fetched)
         if hit.join is not None:
             record.state, record.fetch = "fetching", hit.join
             hit.join.parts[record] = hit.stop
@@ -334,15 +348,30 @@ class Pager:
             self._last_launched = self._next_launch()
         return np.array(pairs, dtype=np.int32).reshape(-1, 2)
 
+    def attach(self, tier: AttachedTier) -> None:
+        """What the pager resets (with the identity that it has) or forgets from now on, this tier is to drop, too."""
+        if not (hasattr(tier, "on_reset") and hasattr(tier, "on_forget")):
+            raise TypeError(
+                f"tier must be an object with the methods on_reset and on_forget, not {type(tier).__name__}"
+            )
+        self._attached.append(weakref.ref(tier))
+
     def reset(self, identity: bytes | None = None) -> None:
         """Nothing that is cached now can hit again. Running sequences go on."""
         self._drain()
+        is_new = identity is not None and _identity(identity) != self.identity
         if identity is not None:
-            self.identity = _identity(identity)
+            self.identity = identity
         for record in self._records.values():
             record.publishes = False
+        for _, load in self._transfers.loads():
+            load.left = 0
         self._pool.forget_all()
         self._host.forget_all()
+        if not is_new:
+            # By a new identity nothing is found that was saved under the old one.
+            for tier in self._attached_tiers():
+                tier.on_reset()
 
     def forget(self, tokens: Tokens, *, namespace: Namespace = b"") -> int:
         """Take the last block of this path and all below it out of the prefix cache; how many blocks that were."""
@@ -353,6 +382,8 @@ class Pager:
             raise ValueError(
                 f"forget needs a positive multiple of {self.block_size} (block_size) tokens, not {len(path_tokens)}"
             )
+        for _, load in self._transfers.loads():
+            load.forget(key, path_tokens, self.block_size)
         num_gone = 0
         for pool in (self._pool, self._host):
             path = pool.index.walk(key, [], path_tokens, stop)
@@ -367,6 +398,8 @@ class Pager:
                 ends.append(record.fetch.host_path[record.fetch.parts[record] - 1])
             if not all(node.indexed for node in ends):
                 record.publishes = False
+        for tier in self._attached_tiers():
+            tier.on_forget(tokens, namespace)
         return num_gone
 
     def stats(self) -> Stats:
@@ -449,6 +482,76 @@ class Pager:
             flying.update(chain.nodes)
         return self._plan_offload(chains)
 
+    def store_keys(self, tokens: Tokens, *, namespace: Namespace = b"") -> StoreKeys:
+        """Keys and metas of the full blocks of these tokens, as far as they end in no run of content tokens."""
+        known, key = as_prompt(tokens), encode_namespace(namespace)
+        # A run that ends the list may go on behind it.
+        stop = whole_runs([*known, FIRST_CONTENT_TOKEN], len(known) // self.block_size, self.block_size)
+        return as_store_keys(self._store_blocks(key, self._blocks(known, stop)), self.block_size)
+
+    def save(self, num_blocks: int) -> Plan | None:
+        """Plan to copy the coldest host blocks that are in no store yet to it, about so many; None if there is none."""
+        self._drain()
+        limit = as_least("num_blocks", num_blocks)
+        self._require_host("save")
+        chains: list[list[Node]] = []
+        taken, saving = 0, self._transfers.saving()
+        for node in [node for queue in self._host.policy.queues().values() for node in queue.values()]:
+            while taken < limit and not node.offered:
+                path = path_to(node)
+                wanted = unsaved(path, saving)
+                if not wanted:
+                    node.offered = True
+                    continue
+                start = stop = wanted[0].start
+                for unit in wanted:
+                    if stop - start < limit - taken:
+                        stop = unit.stop
+                self._host.pin(path[stop - 1].block)
+                chains.append(path[start:stop])
+                taken += stop - start
+                saving.update(path[start:stop])
+        if not chains:
+            return None
+        sources = [node.block for chain in chains for node in chain]
+        records = [block for chain in chains for block in self._chain_blocks(chain)]
+        store_keys = as_store_keys(records, self.block_size)
+        return self._transfers.make("save", Save(chains), sources, list(range(len(sources))), store_keys)
+
+    def load(self, tokens: Tokens, num_tokens: int, *, namespace: Namespace = b"") -> Plan | None:
+        """Plan to copy to the host what the store has of a prompt: ``num_tokens`` of it, the caller says.
+
+        None if the host has that already, or has no room; a plan that is made already if that brings it.
+        """
+        self._drain()
+        prompt, key = as_prompt(tokens), encode_namespace(namespace)
+        num_stored = as_position("num_tokens", num_tokens, "0 or more: the tokens that the store has")
+        self._require_host("load")
+        host, size = self._host, self.block_size
+        path = host.index.match(key, prompt)
+        start = len(path)
+        stop = whole_runs(prompt, min(num_stored // size, (len(prompt) - 1) // size), size)
+        if stop <= start:
+            return None
+        blocks = self._store_blocks(key, self._blocks(prompt, stop))
+        for plan, load in self._transfers.loads():
+            first = plan.records.keys[0].tobytes() if plan.records is not None else None
+            if first == blocks[start].key and load.left == load.stop:
+                return plan
+        room = len(host.free) + host.evictable - sum(host.is_evictable(node.block) for node in path)
+        stop = whole_runs(prompt, min(stop, start + room), size)
+        if stop <= start:
+            return None
+        if path:
+            host.hold(path[-1].block)
+        destinations = host.take(stop - start)
+        for block in destinations:
+            host.hold(block)
+        above = path[-1] if path else None
+        work = Load(key, namespace, prompt, start, above, destinations, left=stop)
+        store_keys = as_store_keys(blocks[start:stop], size)
+        return self._transfers.make("load", work, list(range(stop - start)), destinations, store_keys)
+
     def start(self, plan: Plan, tick: int | None = None) -> bool:
         """The mover has begun to copy. False if the plan has ended (as for all of these reports), or is under way."""
         self._drain()
@@ -526,6 +629,9 @@ class Pager:
                 self._release(dropped)
                 self._counters.dropped_handles += 1
 
+    def _attached_tiers(self) -> list[AttachedTier]:
+        return [tier for reference in self._attached if (tier := reference()) is not None]
+
     def _next_launch(self) -> int:
         self._launches += 1
         return self._launches
@@ -602,7 +708,7 @@ class Pager:
         record.state = "swapping_out"
         record.host_path = shared
         sources = [node.block for node in record.path] + record.table[len(record.path) :]
-        return self._transfers.make("swap_out", SwapOut(record, blocks), sources[len(shared) : stop])
+        return self._transfers.make("swap_out", SwapOut(record, blocks), sources[len(shared) : stop], blocks)
 
     def _swap_in(self, record: Record) -> Plan:
         path = self._index.walk(record.key, [], record.tokens, record.num_committed // self.block_size)
@@ -621,17 +727,31 @@ class Pager:
         sources = [node.block for node in record.host_path] + record.host_own
         for block in blocks:
             self._pool.hold(block)
-        return self._transfers.make("swap_in", SwapIn(record, blocks), sources[len(path) :])
+        return self._transfers.make("swap_in", SwapIn(record, blocks), sources[len(path) :], blocks)
+
+    def _blocks(self, tokens: list[int], stop: int) -> list[BlockTokens]:
+        return [self._index.block_tokens(tokens, number) for number in range(stop)]
+
+    def _store_blocks(self, key: bytes, path: list[BlockTokens]) -> list[StoreBlock]:
+        return store_blocks(root_key(self.block_size, self.identity, key), path)
+
+    def _chain_blocks(self, chain: list[Node]) -> list[StoreBlock]:
+        path = path_to(chain[-1])
+        return self._store_blocks(root_of(path).key, tokens_of(path))[-len(chain) :]
 
     def _plan_offload(self, chains: list[Chain]) -> Plan | None:
         if not chains:
             return None
         sources = [node.block for chain in chains for node in chain.nodes]
-        return self._transfers.make("offload", Offload(chains), sources)
+        destinations = [block for chain in chains for block in chain.blocks]
+        return self._transfers.make("offload", Offload(chains), sources, destinations)
 
-    def _require_transfers(self, call: str) -> None:
+    def _require_host(self, call: str) -> None:
         if not self.num_host_blocks:
             raise TransferError(f"{call} refused: this pager has no host blocks (num_host_blocks is 0)")
+
+    def _require_transfers(self, call: str) -> None:
+        self._require_host(call)
         if self._pool.copies:
             raise TransferError(
                 f"{call} refused: {len(self._pool.copies)} copies are queued, and what it reads may not be there"

@@ -4,8 +4,8 @@ A hold on a block that is or was indexed keeps the blocks above it, too. It is s
 is itself one holder of its parent. So a sequence holds its whole path by its last block, and letting go of that block
 lets go of what nobody else needs, deepest first.
 
-An offload's hold on the blocks that it reads is a *pin*. It is counted apart, in the same way, because it leaves the
-block where it is in its policy's queue: it is only passed over there.
+An offload's hold on the blocks that it reads is a *pin*, and so is a save's on the host. It is counted apart, in the
+same way, because it leaves the block where it is in its policy's queue: it is only passed over there.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Counters:
     fetched_blocks: int = 0
     swap_outs: int = 0
     swap_ins: int = 0
+    saved_blocks: int = 0
+    loaded_blocks: int = 0
     late_reports: int = 0
 
 
@@ -84,7 +86,7 @@ class Pool:
         self.free: deque[int] = deque(range(num_blocks - 1, first_usable - 1, -1))
         self.holds = [0] * num_blocks
         self.reads = [0] * num_blocks
-        self.pins: dict[int, int] = {}  # block -> how many offloads read it, pinned children counted
+        self.pins: dict[int, int] = {}  # block -> how many chains of offloads or saves read it, pinned children counted
         self.nodes: list[Node | None] = [None] * num_blocks
         self.copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
         self.announced: dict[Place, Record] = {}  # who has announced which block
@@ -94,7 +96,7 @@ class Pool:
 
     @property
     def evictable(self) -> int:
-        """Cached blocks: those in a queue that no offload reads."""
+        """Cached blocks: those in a queue that no offload or save reads."""
         return len(self.policy) - sum(self._rests(block) for block in self.pins)
 
     def is_evictable(self, block: int) -> bool:
@@ -164,7 +166,7 @@ class Pool:
         self.policy.settle()
 
     def pin(self, block: int) -> None:
-        """An offload reads the block: it keeps its place in its queue, but is not cached as long as that lasts."""
+        """A chain that ends here is read: its blocks keep their places in their queue, but are not cached meanwhile."""
         while True:
             self.pins[block] = self.pins.get(block, 0) + 1
             node = self.nodes[block]
@@ -173,7 +175,7 @@ class Pool:
             block = node.above.block
 
     def unpin(self, block: int) -> None:
-        """An offload has read the block; those above it that were pinned only by this are let go of as well."""
+        """The chain has been read; those above the block that were pinned only by this are let go of as well."""
         above: Node | None = self.nodes[block]
         while above is not None:
             node, block, above = above, above.block, above.above

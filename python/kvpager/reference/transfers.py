@@ -2,37 +2,24 @@
 
 A plan's destinations count one hold each that is the plan's own. What it reads is held by an offload's pins, by a
 fetch's hold on the host path, or, for a swap, by the sequence itself, whose holds stay where they are when it is
-released meanwhile.
+released meanwhile. Saves and loads are in ``store.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..plans import Plan, PlanKind, PlanState, Tier
-from .index import FIRST_CONTENT_TOKEN, Node, Root, path_to, units, whole_runs
-from .pool import Counters, Pool
+from ..plans import Plan, PlanKind, PlanState, StoreKeys, Tier
+from .index import FIRST_CONTENT_TOKEN, Node, path_to, root_of, tokens_of, units, whole_runs
+from .pool import Pool
 from .record import Record
-
-End: TypeAlias = Literal["complete", "fail", "cancel", "abandon"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """Both pools, for what moves between them."""
-
-    device: Pool
-    host: Pool
-    counters: Counters
-
-    def of(self, tier: Tier) -> Pool:
-        """The pool of a tier."""
-        return self.device if tier == "device" else self.host
+from .store import Load, Save
+from .tiers import End, Tiers, bring, let_in, push
 
 
 @dataclass(slots=True, eq=False)
@@ -47,16 +34,10 @@ class Chain:
         """Index what has arrived and let go; the blocks that came to nothing."""
         host, path = tiers.host, path_to(self.nodes[-1])
         start = len(path) - len(self.nodes)
-        there, brought = _bring(host, path, start, self.blocks, done)
-        last = there[-1] if len(there) > start else None
-        if last is not None:
-            host.hold(last.block)
-        if self.above is not None:
-            host.drop(self.above.block)
-        for block in brought:
-            host.drop(block)
-        if last is not None:
-            host.drop(last.block)
+        root = root_of(path)
+        arrived = [node.indexed and is_done for node, is_done in zip(self.nodes, done, strict=True)]
+        there, brought = bring(host, root.key, root.namespace, tokens_of(path), start, self.blocks, arrived)
+        let_in(host, there, start, brought, self.above)
         tiers.device.unpin(self.nodes[-1].block)
         tiers.counters.offloaded_blocks += len(brought)
         return [block for block in self.blocks if block not in brought]
@@ -74,7 +55,7 @@ class Offload:
             nothing += chain.end(tiers, done[: len(chain.nodes)])
             done = done[len(chain.nodes) :]
         if how != "abandon":
-            _push(tiers.host, nothing)
+            push(tiers.host, nothing)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +91,7 @@ class Fetch:
         self.parts.clear()
         tiers.counters.fetched_blocks += arrived
         if how != "abandon":
-            _push(tiers.device, self.blocks)
+            push(tiers.device, self.blocks)
         tiers.host.drop(self.host_path[-1].block)
 
 
@@ -136,7 +117,7 @@ class SwapOut:
             record.state = "running"
             record.announce(tiers.device)
         if how != "abandon":
-            _push(tiers.host, nothing)
+            push(tiers.host, nothing)
 
     def _keep(self, host: Pool) -> list[int]:
         """Index what may be shared, and keep the rest for the sequence; the blocks that came to nothing."""
@@ -146,7 +127,10 @@ class SwapOut:
             return []
         live = record.live_path()
         live = live[: whole_runs(record.tokens, len(live), host.index.block_size)]
-        record.host_path, brought = _bring(host, live, len(held), self.blocks, [True] * len(self.blocks))
+        arrived = [True] * len(self.blocks)
+        record.host_path, brought = bring(
+            host, record.key, record.namespace, tokens_of(live), len(held), self.blocks, arrived
+        )
         if record.host_path:
             host.hold(record.host_path[-1].block)
         if held:
@@ -169,7 +153,7 @@ class SwapIn:
         record = self.record
         tiers.counters.swap_ins += how == "complete"
         if how != "abandon":
-            _push(tiers.device, self.blocks)
+            push(tiers.device, self.blocks)
         if record.state == "released":
             record.let_go_of_host(tiers.host)
         elif how == "complete":
@@ -182,7 +166,7 @@ class SwapIn:
 
 
 # What a plan is for. ``end`` ends it, or abandons it, with these blocks copied; abandoned, it keeps its destinations.
-Work: TypeAlias = Offload | Fetch | SwapOut | SwapIn
+Work: TypeAlias = Offload | Fetch | SwapOut | SwapIn | Save | Load
 
 
 @dataclass(slots=True, eq=False)
@@ -196,9 +180,19 @@ class Transfer:
 
     @property
     def destinations(self) -> list[int]:
-        """The blocks that it writes."""
-        blocks: list[int] = self.plan.destination_ids.tolist()
+        """The blocks of the pager's that it writes."""
+        blocks: list[int] = [] if self.plan.destination == "store" else self.plan.destination_ids.tolist()
         return blocks
+
+
+_ROUTES: dict[PlanKind, tuple[Tier, Tier]] = {
+    "offload": ("device", "host"),
+    "swap_out": ("device", "host"),
+    "fetch": ("host", "device"),
+    "swap_in": ("host", "device"),
+    "save": ("host", "store"),
+    "load": ("store", "host"),
+}
 
 
 class Transfers:
@@ -211,25 +205,25 @@ class Transfers:
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self.unfinished.values())
 
-    def make(self, kind: PlanKind, work: Work, sources: list[int]) -> Plan:
+    def make(
+        self, kind: PlanKind, work: Work, sources: list[int], destinations: list[int], records: StoreKeys | None = None
+    ) -> Plan:
         """A new plan, with the lowest number that is not in use."""
         number = 0
         while number in self.unfinished:
             number += 1
         if number == len(self.generations):
             self.generations.append(0)
-        goes_out = kind in ("offload", "swap_out")
-        blocks = (
-            [block for chain in work.chains for block in chain.blocks] if isinstance(work, Offload) else work.blocks
-        )
+        source, destination = _ROUTES[kind]
         plan = Plan(
             id=number,
             generation=self.generations[number],
             kind=kind,
-            source="device" if goes_out else "host",
+            source=source,
             source_ids=_ids(sources),
-            destination="host" if goes_out else "device",
-            destination_ids=_ids(blocks),
+            destination=destination,
+            destination_ids=_ids(destinations),
+            records=records,
         )
         self.generations[number] += 1
         self.unfinished[number] = Transfer(plan, work)
@@ -242,7 +236,8 @@ class Transfers:
         found = self.unfinished.get(plan.id)
         if found is None or found.plan.generation != plan.generation:
             return None
-        if found.plan != plan:
+        # (What it says of keys is for the mover: a report may come from where they are not at hand.)
+        if found.plan != replace(plan, records=found.plan.records):
             raise ValueError(f"plan {plan.id}.{plan.generation} of this pager has other blocks: it is another pager's")
         return found
 
@@ -259,9 +254,12 @@ class Transfers:
         self.end(tiers, transfer, [False] * len(transfer.plan), "cancel")
 
     def reclaim(self, tiers: Tiers, transfer: Transfer) -> None:
-        """Nobody writes to the destinations of an abandoned plan any more."""
+        """Nobody writes to the destinations of an abandoned plan any more, or reads what an abandoned save reads."""
+        if isinstance(transfer.work, Save):
+            self.end(tiers, transfer, [False] * len(transfer.plan), "fail")
+            return
         del self.unfinished[transfer.plan.id]
-        _push(tiers.of(transfer.plan.destination), transfer.destinations)
+        push(tiers.of(transfer.plan.destination), transfer.destinations)
 
     def of(self, record: Record) -> Transfer:
         """The plan that swaps this sequence, or fetches for it."""
@@ -285,10 +283,30 @@ class Transfers:
             for chain in transfer.work.chains
         ]
 
+    def held_above(self) -> list[Node | None]:
+        """The host blocks below which something is to come: for each chain of an offload, and each load."""
+        return [*(chain.above for chain in self.chains()), *(load.above for _, load in self.loads())]
+
     def fetches(self) -> list[Fetch]:
         """The fetches that sequences wait for, or did."""
         return [
             transfer.work for transfer in self if isinstance(transfer.work, Fetch) and transfer.state != "abandoned"
+        ]
+
+    def saved_chains(self) -> list[list[Node]]:
+        """The chains of all saves; an abandoned one goes on holding what it reads."""
+        return [nodes for transfer in self if isinstance(transfer.work, Save) for nodes in transfer.work.chains]
+
+    def saving(self) -> set[Node]:
+        """The host blocks that saves read."""
+        return {node for nodes in self.saved_chains() for node in nodes}
+
+    def loads(self) -> list[tuple[Plan, Load]]:
+        """The loads that may still bring something."""
+        return [
+            (transfer.plan, transfer.work)
+            for transfer in self
+            if isinstance(transfer.work, Load) and transfer.state != "abandoned"
         ]
 
     def left(self) -> list[Record]:
@@ -339,7 +357,7 @@ def missing(host: Pool, path: list[Node], in_flight: set[Node]) -> list[int]:
     """
     num_there = len(host.index.copies_of(path))
     found: list[int] = []
-    for unit in units(path):
+    for unit in units(tokens_of(path)):
         flying = [path[number] in in_flight for number in unit]
         if unit.stop <= num_there or all(flying):
             continue
@@ -360,10 +378,10 @@ def take_chain(tiers: Tiers, path: list[Node], wanted: list[int], limit: int | N
     there = host.index.copies_of(path[:start])
     above = there[-1] if start and len(there) == start else None
     # Room once the block above is held, and with it those above it.
-    idle = sum(not host.holds[node.block] for node in there) if above is not None else 0
+    idle = sum(host.is_evictable(node.block) for node in there) if above is not None else 0
     room = len(host.free) + host.evictable - idle
     stop = start
-    for unit in units(path):
+    for unit in units(tokens_of(path)):
         if unit.start != stop or unit.start not in wanted:
             continue
         if unit.stop - start > room or (limit is not None and unit.start - start >= limit):
@@ -380,35 +398,6 @@ def take_chain(tiers: Tiers, path: list[Node], wanted: list[int], limit: int | N
     return Chain(path[start:stop], above, blocks), room
 
 
-def _bring(
-    host: Pool, path: list[Node], start: int, blocks: list[int], done: list[bool]
-) -> tuple[list[Node], list[int]]:
-    """Index copies of the device path from ``start`` on in ``blocks``, unit by unit, as far as they have arrived.
-
-    Answers the path on the host up to where that ended, and the blocks that are indexed now. (The path is shorter than
-    ``start`` if the block above is not there.)
-    """
-    there, brought = host.index.copies_of(path), []
-    stop = min(start, len(there))
-    for unit in units(path):
-        if unit.start != stop or unit.start < start:
-            continue
-        if not all(path[number].indexed and done[number - start] for number in unit):
-            break
-        if unit.start < len(there) < unit.stop:
-            break
-        if len(there) < unit.stop:
-            root = path[0].parent
-            assert isinstance(root, Root)
-            for number in unit:
-                block = blocks[number - start]
-                there.append(host.index.add(root.key, root.namespace, there, path[number].tokens, block))
-                host.publish(there[-1])
-                brought.append(block)
-        stop = unit.stop
-    return there[:stop], brought
-
-
 def _arrive(tiers: Tiers, record: Record, start: int, stop: int) -> None:
     """A sequence that was fetched runs, with the blocks of its prompt up to ``stop``."""
     size = tiers.device.index.block_size
@@ -418,12 +407,6 @@ def _arrive(tiers: Tiers, record: Record, start: int, stop: int) -> None:
         tiers.counters.hit_tokens += (stop - start) * size
         record.num_cached = record.num_committed = stop * size
         record.settle(tiers.device)
-
-
-def _push(pool: Pool, blocks: list[int]) -> None:
-    """Let go of destinations, last first."""
-    for block in reversed(blocks):
-        pool.drop(block)
 
 
 def _swaps(transfer: Transfer, record: Record) -> bool:
