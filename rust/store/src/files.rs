@@ -203,11 +203,10 @@ impl Lock {
         let _ = file.set_len(0).and_then(|()| file.write_all_at(std::process::id().to_string().as_bytes(), 0));
         Ok(Self(file))
     }
-}
 
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // Closing the file would do, but for a child of fork that still has it.
+    /// Gives the right back, also where a child of fork still has the file.
+    pub fn release(self) {
+        // Closing the file, which comes next, would do otherwise.
         let _ = self.0.unlock();
     }
 }

@@ -39,6 +39,8 @@ pub struct LogStore {
     writer: Mutex<Writer>,
     readers: Mutex<Vec<Reader>>,
     is_closed: AtomicBool,
+    /// Until `close`.
+    lock: Mutex<Option<Lock>>,
     /// Calls so far: what "used longest ago" means.
     clock: AtomicU64,
     counters: Counters,
@@ -46,7 +48,6 @@ pub struct LogStore {
 
 #[derive(Debug)]
 struct Writer {
-    lock: Option<Lock>,
     tail: Option<Tail>,
     next_number: u64,
     /// Records on their way to the tail, in its first `filled` bytes.
@@ -102,6 +103,31 @@ pub struct Stats {
     pub read_errors: u64,
     /// Writes, syncs and deletions of files that the system refused.
     pub write_errors: u64,
+}
+
+impl Stats {
+    /// All of them, by name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 16] {
+        [
+            ("records", self.records),
+            ("segments", self.segments),
+            ("bytes", self.bytes),
+            ("max_bytes", self.max_bytes),
+            ("index_bytes", self.index_bytes),
+            ("hits", self.hits),
+            ("misses", self.misses),
+            ("stored", self.stored),
+            ("present", self.present),
+            ("dropped", self.dropped),
+            ("corrupt", self.corrupt),
+            ("evicted", self.evicted),
+            ("deleted", self.deleted),
+            ("discarded_segments", self.discarded_segments),
+            ("read_errors", self.read_errors),
+            ("write_errors", self.write_errors),
+        ]
+    }
 }
 
 #[derive(Debug, Default)]
@@ -168,16 +194,17 @@ impl LogStore {
             max_bytes: settings.max_bytes,
             slots,
             index: Mutex::default(),
-            writer: Mutex::new(Writer { lock: Some(lock), tail: None, next_number, buffer: Vec::new(), filled: 0 }),
+            writer: Mutex::new(Writer { tail: None, next_number, buffer: Vec::new(), filled: 0 }),
             readers: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            lock: Mutex::new(Some(lock)),
             clock: AtomicU64::new(0),
             counters: Counters { charged: AtomicU64::new(fixed), ..Counters::default() },
             directory,
         };
         for number in listing.keys.iter().filter(|number| listing.segments.binary_search(number).is_err()) {
             // Its segment was dropped, and the process ended in between.
-            store.count(files::remove(&keys_path(&store.directory, *number)));
+            store.count(&files::remove(&keys_path(&store.directory, *number)));
         }
         store.load(&listing.segments)?;
         Ok(store)
@@ -223,11 +250,11 @@ impl LogStore {
             entries.reserve_exact(slots as usize - count);
         } else if !has_keys {
             // Repaired, so that the next start is fast. If that fails, it will be looked through again.
-            if bytes != end && self.count(file.set_len(end)) {
+            if bytes != end && self.count(&file.set_len(end)) {
                 bytes = end;
             }
             let keys = self.geometry.keys_file(number, &entries);
-            has_keys = bytes == end && self.count(open::write_keys(&self.directory, number, &keys));
+            has_keys = bytes == end && self.count(&open::write_keys(&self.directory, number, &keys));
         }
         let charge = if is_tail {
             segment_charge(self.geometry, slots as usize)
@@ -420,9 +447,9 @@ impl LogStore {
         let records = &writer.buffer[..std::mem::take(&mut writer.filled)];
         let written = self.make_ready(tail).and_then(|()| tail.segment.file.write_all_at(records, offset));
         tail.is_dirty = true;
-        if !self.count(written) {
+        if !self.count(&written) {
             // What a write left before it failed must not be found after a restart: it was answered as dropped.
-            self.count(tail.segment.file.set_len(offset));
+            self.count(&tail.segment.file.set_len(offset));
             return Ok(());
         }
         let mut index = lock(&self.index)?;
@@ -473,7 +500,7 @@ impl LogStore {
         if self.sync == SyncPolicy::Never || !tail.is_dirty {
             return true;
         }
-        tail.is_dirty = !self.count(tail.segment.file.sync_data().and_then(|()| sync_directory(&self.directory)));
+        tail.is_dirty = !self.count(&tail.segment.file.sync_data().and_then(|()| sync_directory(&self.directory)));
         !tail.is_dirty
     }
 
@@ -488,12 +515,12 @@ impl LogStore {
             (member.live, member.has_keys, self.geometry.keys_file(tail.segment.number, &member.entries))
         };
         if live == 0 {
-            self.count(self.drop_member(tail.member)?);
+            self.count(&self.drop_member(tail.member)?);
             return Ok(());
         }
         let end = self.geometry.offset(tail.count);
-        let is_cut = tail.is_ready || has_keys || self.count(tail.segment.file.set_len(end));
-        let has_keys = has_keys || is_cut && self.count(open::write_keys(&self.directory, tail.segment.number, &keys));
+        let is_cut = tail.is_ready || has_keys || self.count(&tail.segment.file.set_len(end));
+        let has_keys = has_keys || is_cut && self.count(&open::write_keys(&self.directory, tail.segment.number, &keys));
         let bytes = tail.segment.file.metadata().map_or(end, |metadata| metadata.len());
         let charge = segment_charge(self.geometry, tail.count).max(files::charged(bytes));
         let mut index = lock(&self.index)?;
@@ -520,7 +547,7 @@ impl LogStore {
             let Some(coldest) = coldest else { return Ok(false) };
             match self.drop_member(coldest)? {
                 Ok(records) => add(&self.counters.evicted, records),
-                refused @ Err(_) => return Ok(self.count(refused)),
+                refused @ Err(_) => return Ok(self.count(&refused)),
             }
         }
         let number = writer.next_number;
@@ -537,7 +564,7 @@ impl LogStore {
         });
         let file = match made {
             Ok(file) => file,
-            refused @ Err(_) => return Ok(self.count(refused)),
+            refused @ Err(_) => return Ok(self.count(&refused)),
         };
         add(&self.counters.charged, charge);
         let segment = Arc::new(Segment { number, file, slots: self.slots, tick: AtomicU64::new(now) });
@@ -592,7 +619,7 @@ impl LogStore {
             }
         }
         if !positions.is_empty() && self.sync != SyncPolicy::Never {
-            let _ = self.count(sync_directory(&self.directory));
+            let _ = self.count(&sync_directory(&self.directory));
         }
         outcome.map(|()| count)
     }
@@ -639,7 +666,7 @@ impl LogStore {
                 index.member(member).map(|there| self.geometry.keys_file(segment.number, &there.entries))
             };
             let has_keys =
-                keys.is_some_and(|keys| self.count(open::write_keys(&self.directory, segment.number, &keys)));
+                keys.is_some_and(|keys| self.count(&open::write_keys(&self.directory, segment.number, &keys)));
             if let Some(there) = lock(&self.index)?.member(member) {
                 there.has_keys = has_keys;
             }
@@ -667,7 +694,7 @@ impl LogStore {
             }
         }
         if self.sync != SyncPolicy::Never {
-            self.count(sync_directory(&self.directory));
+            self.count(&sync_directory(&self.directory));
         }
         outcome
     }
@@ -684,9 +711,17 @@ impl LogStore {
             *lock(&self.index)? = Index::default();
             *lock(&self.readers)? = Vec::new();
             writer.buffer = Vec::new();
-            writer.lock = None;
+            lock(&self.lock)?.take().map(Lock::release);
         }
         Ok(())
+    }
+
+    /// In the child of a fork: lets go of the parent's right to write, which a child that lives longer would keep from
+    /// others. The store itself is the parent's and must not be used, nor dropped.
+    pub fn abandon(&self) {
+        if let Ok(mut lock) = self.lock.try_lock() {
+            *lock = None;
+        }
     }
 
     /// Numbers of the store. They stay readable after `close`, but for those of the index.
@@ -756,7 +791,7 @@ impl LogStore {
     }
 
     /// Was it done? If not, it is counted.
-    fn count<T>(&self, outcome: io::Result<T>) -> bool {
+    fn count<T>(&self, outcome: &io::Result<T>) -> bool {
         if outcome.is_err() {
             add(&self.counters.write_errors, 1);
         }
