@@ -65,9 +65,9 @@ def alone(request, index):
     return text
 
 
-def a_scheduler(num_blocks=64, block_size=4, *, host_blocks=0, make_mover=NumpyMover, **limits):
-    limits, host = Limits(**limits), {"host_blocks": host_blocks, "make_mover": make_mover}
-    scheduler = Scheduler(MODEL, TOKENIZER, num_blocks, block_size, limits, **host)
+def a_scheduler(num_blocks=64, block_size=4, *, host_blocks=0, make_mover=NumpyMover, disk=None, **limits):
+    tiers = {"host_blocks": host_blocks, "make_mover": make_mover, "disk": disk, "disk_bytes": 1 << 24}
+    scheduler = Scheduler(MODEL, TOKENIZER, num_blocks, block_size, Limits(**limits), **tiers)
     # A block that is read before it is written spoils the answer for certain.
     scheduler.pages.k[:], scheduler.pages.v[:] = np.nan, np.nan
     return scheduler
