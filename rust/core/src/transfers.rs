@@ -3,7 +3,8 @@
 //! The core plans and guards, a mover copies, the core is told. A plan is named by a number, which is used again once it
 //! has ended, and a generation, by which late reports of it are recognised.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
 use crate::error::{Error, Result};
@@ -183,7 +184,8 @@ pub struct Plan {
 pub struct Plans {
     /// By number: how often it has been used, and by whom it is.
     slots: Vec<(u32, Option<Box<Plan>>)>,
-    free: BTreeSet<u32>,
+    /// Numbers that are free, the lowest on top; room for all.
+    free: BinaryHeap<Reverse<u32>>,
     next_serial: u64,
     /// Blocks of each tier that plans write, and of these the abandoned ones'.
     writing: [usize; 2],
@@ -217,7 +219,7 @@ impl Plans {
     pub fn new(num_blocks: usize) -> Result<Self> {
         Ok(Self {
             slots: Vec::new(),
-            free: BTreeSet::new(),
+            free: BinaryHeap::new(),
             next_serial: 0,
             writing: [0; 2],
             quarantined: [0; 2],
@@ -243,18 +245,19 @@ impl Plans {
         start..start + len
     }
 
-    /// Makes room for a plan, so that adding it cannot fail.
+    /// Makes room for a plan, so that adding it and ending it cannot fail.
     ///
     /// # Errors
     /// `Memory` if the allocator refuses.
     pub fn reserve(&mut self) -> Result<()> {
-        Ok(self.slots.try_reserve(1)?)
+        self.slots.try_reserve(1)?;
+        Ok(self.free.try_reserve(self.slots.len() + 1 - self.free.len())?)
     }
 
     /// The name that the next plan will have.
     #[must_use]
     pub fn next_id(&self) -> PlanId {
-        let number = self.free.first().copied().unwrap_or(self.slots.len() as u32);
+        let number = self.free.peek().map_or(self.slots.len() as u32, |number| number.0);
         let generation = self.slots.get(number as usize).map_or(0, |slot| slot.0);
         PlanId { number, generation }
     }
@@ -269,9 +272,8 @@ impl Plans {
             self.fetches.entry(place).or_default().push(id);
         }
         let plan = Box::new(Plan { id, serial, state: PlanState::Planned, sources, targets, work });
-        self.free.remove(&id.number);
-        if let Some(slot) = self.slots.get_mut(id.number as usize) {
-            slot.1 = Some(plan);
+        if self.free.pop().is_some() {
+            self.slots[id.number as usize].1 = Some(plan);
         } else {
             self.slots.push((0, Some(plan)));
         }
@@ -306,7 +308,7 @@ impl Plans {
         let (generation, slot) = self.slots.get_mut(id.number as usize)?;
         let plan = slot.take()?;
         *generation += 1;
-        self.free.insert(id.number);
+        self.free.push(Reverse(id.number));
         let tier = plan.work.target() as usize;
         match plan.state {
             PlanState::Abandoned(_) => self.quarantined[tier] -= plan.targets.len(),
