@@ -67,6 +67,57 @@ pub struct Member {
     pub end: usize,
 }
 
+/// Those who take part in a fetch, in the order of joining. Who is released leaves by being counted no more: nobody is
+/// looked for, and a released sequence's handle reaches nobody.
+#[derive(Debug, Default)]
+pub struct Members {
+    /// The order of joining is that of the serial numbers: a sequence joins when it is admitted.
+    joined: Vec<Member>,
+    num_waiting: usize,
+}
+
+impl Members {
+    /// Makes room for one more: in the place of those who have left, if they are the half.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn reserve(&mut self, is_waiting: impl Fn(Handle) -> bool) -> Result<()> {
+        if self.joined.len() == self.joined.capacity() && self.num_waiting <= self.joined.len() / 2 {
+            self.joined.retain(|member| is_waiting(member.sequence));
+        }
+        Ok(self.joined.try_reserve(1)?)
+    }
+
+    /// One more takes part; `reserve` made room.
+    pub fn join(&mut self, member: Member) {
+        self.joined.push(member);
+        self.num_waiting += 1;
+    }
+
+    /// One of them was released.
+    pub const fn leave(&mut self) {
+        self.num_waiting -= 1;
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub const fn num_waiting(&self) -> usize {
+        self.num_waiting
+    }
+
+    /// The part of one of them, 0 for nobody.
+    #[must_use]
+    pub fn end_of(&self, serial: u64) -> usize {
+        let found = self.joined.binary_search_by_key(&serial, |member| member.sequence.serial);
+        found.map_or(0, |nth| self.joined[nth].end)
+    }
+
+    /// All who have joined, also those who were released.
+    pub fn iter(&self) -> impl Iterator<Item = &Member> {
+        self.joined.iter()
+    }
+}
+
 /// The sequence behind a swap.
 #[derive(Debug)]
 pub enum Owner {
@@ -100,8 +151,8 @@ pub enum Work {
         start: usize,
         /// The host's node that ends with the last of them.
         source: Option<NodeId>,
-        /// Who waits for them, in the order of joining.
-        members: Vec<Member>,
+        /// Who waits for them.
+        members: Members,
     },
     /// A sequence leaves the device.
     SwapOut {
@@ -191,8 +242,8 @@ pub struct Plans {
     writing: [usize; 2],
     quarantined: [usize; 2],
     in_flight: InFlight,
-    /// Fetches that can be joined, by their places, oldest first.
-    fetches: BTreeMap<(NodeId, u32), Vec<PlanId>>,
+    /// Fetches that somebody waits for, by their places and their order.
+    fetches: BTreeMap<(NodeId, u32, u64), PlanId>,
 }
 
 /// Device blocks that offloads bring to the host.
@@ -268,8 +319,8 @@ impl Plans {
         let serial = self.next_serial;
         self.next_serial += 1;
         self.writing[work.target() as usize] += targets.len();
-        if let Work::Fetch { place, .. } = work {
-            self.fetches.entry(place).or_default().push(id);
+        if let Work::Fetch { place: (node, hash), .. } = work {
+            self.fetches.insert((node, hash, serial), id);
         }
         let plan = Box::new(Plan { id, serial, state: PlanState::Planned, sources, targets, work });
         if self.free.pop().is_some() {
@@ -318,10 +369,25 @@ impl Plans {
         Some(plan)
     }
 
-    /// Fetches of blocks at a place that can be joined, oldest first.
-    pub fn fetches_at(&self, place: (NodeId, u32)) -> impl Iterator<Item = &Plan> {
-        let ids = self.fetches.get(&place).into_iter().flatten();
-        ids.filter_map(|&id| self.get(id).ok().flatten())
+    /// Fetches of blocks at a place that somebody waits for, oldest first.
+    pub fn fetches_at(&self, (node, hash): (NodeId, u32)) -> impl Iterator<Item = &Plan> {
+        let ids = self.fetches.range((node, hash, 0)..=(node, hash, u64::MAX));
+        ids.filter_map(|(_, &id)| self.get(id).ok().flatten())
+    }
+
+    /// One of those who wait for a fetch was released. Answers whether that was the last, and nobody has started the plan.
+    pub fn leave_fetch(&mut self, id: PlanId) -> bool {
+        let Some(Plan { serial, state, work: Work::Fetch { place: (node, hash), members, .. }, .. }) = self.get_mut(id)
+        else {
+            return false;
+        };
+        members.leave();
+        if members.num_waiting() > 0 {
+            return false;
+        }
+        let (key, is_planned) = ((*node, *hash, *serial), *state == PlanState::Planned);
+        self.fetches.remove(&key);
+        is_planned
     }
 
     /// A started plan is given up.
@@ -345,13 +411,8 @@ impl Plans {
         }
         match plan.work {
             Work::Offload { .. } => self.in_flight.set(&plan.sources, false),
-            Work::Fetch { place, .. } => {
-                if let Some(fetches) = self.fetches.get_mut(&place) {
-                    fetches.retain(|&id| id != plan.id);
-                    if fetches.is_empty() {
-                        self.fetches.remove(&place);
-                    }
-                }
+            Work::Fetch { place: (node, hash), .. } => {
+                self.fetches.remove(&(node, hash, plan.serial));
             }
             Work::SwapOut { .. } | Work::SwapIn { .. } => {}
         }
@@ -367,6 +428,12 @@ impl Plans {
     #[must_use]
     pub const fn num_quarantined(&self, tier: Tier) -> usize {
         self.quarantined[tier as usize]
+    }
+
+    /// Plans that have been there at once: their numbers are below this.
+    #[must_use]
+    pub const fn num_slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// All plans, in no order that means anything.

@@ -52,7 +52,10 @@ impl Checker<'_> {
     fn check_waiting(&mut self, plan: &Plan) {
         let pager = self.pager;
         let (handles, state): (Vec<_>, State) = match &plan.work {
-            Work::Fetch { members, .. } => (members.iter().map(|member| member.sequence).collect(), State::Fetching),
+            Work::Fetch { members, .. } => {
+                let there = members.iter().filter(|member| pager.sequences.get(member.sequence).is_some());
+                (there.map(|member| member.sequence).collect(), State::Fetching)
+            }
             Work::SwapOut { owner: Owner::Sequence(handle), .. } => (vec![*handle], State::SwappingOut),
             Work::SwapIn { owner: Owner::Sequence(handle) } => (vec![*handle], State::SwappingIn),
             _ => (Vec::new(), State::Running),

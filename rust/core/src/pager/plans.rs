@@ -120,7 +120,7 @@ impl Pager {
                 }
             }
             Work::Fetch { source, members, .. } => {
-                self.abandon_fetch(members, tokens);
+                self.abandon_fetch(&members, tokens);
                 self.let_go_on_host(source);
             }
             Work::SwapOut { owner, .. } => self.stay_on_device(owner),
