@@ -235,3 +235,18 @@ fn i13_a_fetch_may_be_joined_and_left_any_number_of_times() {
     assert!(pager.end_plan(plan, End::Complete).unwrap());
     assert_eq!(check(&pager).unwrap(), [] as [String; 0]);
 }
+
+/// Regression: for each plan, the checker looked at each sequence.
+#[test]
+fn i13_the_checker_takes_its_time_for_each_plan_once() {
+    let time = |count: usize| {
+        let mut pager = Pager::new(Config { num_host_blocks: count, ..config(count, 1) }).unwrap();
+        for nth in 0..count {
+            let handle = start(&mut pager, &[nth as Token]);
+            pager.swap_out(handle).unwrap();
+        }
+        fastest(3, || assert_eq!(check(&pager).unwrap(), [] as [String; 0]))
+    };
+    let (few, many) = (time(500), time(20_000));
+    assert!(many < few * 400, "{few:?} for 500, {many:?} for 20,000: 40 times as many");
+}
