@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,9 @@ class Mover(Protocol):
 
     Plans that have a block in common, in the same tier, are carried out in the order in which they were submitted. In
     what order others run, or the blocks of one plan, is open.
+
+    In a forked child a mover is of no use: `submit`, `poll` and `wait` raise TransferError there, and `close`
+    does nothing, as what is under way is the parent's.
     """
 
     def submit(self, plan: Plan, after: Any = None) -> Ticket:
@@ -112,6 +116,20 @@ class Book:
         would leave the lock taken for ever."""
         self.changed = threading.Condition(self.lock)
         """Notified when a ticket ends or arrives."""
+        self._process = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """False in a forked child: its memory is a copy, no thread of the mover's runs, and a lock may be taken."""
+        return os.getpid() == self._process
+
+    def check_here(self) -> None:
+        """Raises TransferError in a forked child."""
+        if not self.is_here:
+            raise TransferError(
+                f"this mover belongs to the parent process, {self._process}: make one after os.fork(), or start workers"
+                " with spawn"
+            )
 
     def end(self, ticket: Ticket, error: TransferError | None = None) -> None:
         """Ends a ticket that is under way and keeps it for the next report. With `lock` held."""

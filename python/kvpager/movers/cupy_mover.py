@@ -129,6 +129,7 @@ class CupyMover:
         calls wait. Split plans of many GB.)
         """
         check_plan(plan, self._num_blocks)
+        self._book.check_here()
         with self._lock, self._device.current():
             if self._closed:
                 raise TransferError("the mover is closed")
@@ -169,6 +170,7 @@ class CupyMover:
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`. Asks the device for the oldest plan of each direction."""
+        self._book.check_here()
         self._look()
         with self._book.lock:
             return self._book.report()
@@ -176,6 +178,7 @@ class CupyMover:
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`. Asks the device every 50 microseconds or so."""
         deadline = time.monotonic() + finite(timeout)
+        self._book.check_here()
         self._look()
         while True:
             with self._book.lock:
@@ -190,6 +193,8 @@ class CupyMover:
         What is queued on a GPU cannot be taken back. If it has not ended in that time, the arena stays pinned, since
         the device may still write to it.
         """
+        if not self._book.is_here:
+            return
         with self._lock:
             if self._closed:
                 return

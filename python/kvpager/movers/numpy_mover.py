@@ -119,6 +119,7 @@ class NumpyMover:
         check_plan(plan, self._num_blocks)
         if not (after is None or callable(after) or hasattr(after, "wait") or isinstance(after, futures.Future)):
             raise TypeError(f"after must be an event, a future or a function, not {type(after).__name__}")
+        self._book.check_here()
         ticket = Ticket(plan)
         with self._book.lock:
             if self._worker.closing.is_set():
@@ -130,12 +131,14 @@ class NumpyMover:
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`."""
+        self._book.check_here()
         with self._book.lock:
             return self._book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`."""
         seconds = finite(timeout)
+        self._book.check_here()
         with self._book.lock:
             self._book.changed.wait_for(lambda: not self._book.pending(tickets), seconds)
             return self._book.report()
@@ -143,7 +146,7 @@ class NumpyMover:
     def close(self) -> None:
         """Ends the MiB or block that is being copied, fails the rest, ends the worker. See :meth:`Mover.close`."""
         self._worker.stop()
-        if threading.current_thread() is not self._thread:
+        if self._book.is_here and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -167,6 +170,8 @@ class _Worker:
 
     def stop(self) -> None:
         """Nothing is begun any more."""
+        if not self.book.is_here:
+            return
         with self.book.lock:
             self.closing.set()
             self.book.changed.notify_all()
