@@ -1,11 +1,15 @@
-"""What may surround a mover's call: a fork."""
+"""What may cut a mover's call short, or surround it: Ctrl-C at any step, a fork, a close."""
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from movers_support import LAYOUTS, SWAP_OUT, filled, plan
 from pretend_device import PretendDevice
 
 from kvpager.movers import CupyMover, CupyPool, NumpyMover, Ticket
+from kvpager.testing import FakeMover
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 
@@ -25,12 +30,133 @@ def numpy_mover() -> NumpyMover:
     return NumpyMover(pool, host)
 
 
+def fake_mover() -> FakeMover:
+    _, pool, host = filled(LAYOUTS[2])
+    return FakeMover(pool, host, 1, late=1)
+
+
 def cupy_mover() -> CupyMover:
     pool, _, host = filled(LAYOUTS[2])
     return CupyMover(CupyPool(pool.arrays, pool.axes, PretendDevice(1)), host)
 
 
-MOVERS: dict[str, Callable[[], Any]] = {"numpy": numpy_mover, "cupy": cupy_mover}
+MOVERS: dict[str, Callable[[], Any]] = {"numpy": numpy_mover, "fake": fake_mover, "cupy": cupy_mover}
+
+
+def copied(mover: Any) -> list[Ticket]:
+    """Tickets of three plans whose bytes are there, and that are not reported yet."""
+    tickets = [mover.submit(plan(SWAP_OUT, [number], [number], number)) for number in range(3)]
+    if isinstance(mover, FakeMover):
+        mover.run_some(1000)
+    if isinstance(mover, NumpyMover):
+        while not all(ticket.ended for ticket in tickets):
+            time.sleep(0.0001)
+    return tickets
+
+
+class Interrupt:
+    """KeyboardInterrupt at the `nth` of those moments in a mover's own code at which Python looks for signals: when a
+    function begins, and behind each call of what is not written in Python.
+    """
+
+    FILES = ("base.py", "numpy_mover.py", "cupy_mover.py", "fake_mover.py")
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+        self.behind_call: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if os.path.basename(frame.f_code.co_filename) not in self.FILES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" or (event == "opcode" and self.behind_call is frame):
+            self.left -= 1
+            if self.left == -1:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        is_call = event == "opcode" and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+        self.behind_call = frame if is_call else None
+        return self
+
+    def strikes(self, call: Callable[[], Any]) -> bool:
+        """True if the call was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
+@pytest.mark.parametrize("call", ["poll", "wait"])
+@pytest.mark.parametrize("name", MOVERS)
+def test_an_interrupt_at_any_step_of_a_report_loses_none(name: str, call: str) -> None:
+    for nth in range(1000):
+        mover, seen = MOVERS[name](), []
+        tickets = copied(mover)
+
+        def look(mover: Any = mover, seen: list[Ticket] = seen) -> None:
+            seen += mover.poll() if call == "poll" else mover.wait(SECONDS)
+
+        was_interrupted = Interrupt(nth).strikes(look)
+        seen += mover.wait(SECONDS) + mover.poll()
+        assert sorted(seen, key=tickets.index) == tickets, nth
+        assert all(ticket.state == "done" for ticket in tickets)
+        later = mover.submit(plan(SWAP_OUT, [5], [5]))
+        assert mover.wait(SECONDS) == [later], f"the mover is not as good as before: {nth}"
+        mover.close()
+        if not was_interrupted:
+            assert nth > 4
+            return
+    raise AssertionError("a report has no 1000 steps")
+
+
+def test_signals_in_a_loop_of_calls_lose_no_report() -> None:
+    """The same with real ones, wherever they fall in submit, poll and wait."""
+    mover, seen, submitted = numpy_mover(), set(), 0
+    interrupts, armed = 0, False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    def look(call: Callable[[], list[Ticket]]) -> None:
+        # What a call has answered is the caller's: no more than that is asked.
+        nonlocal armed
+        tickets = call()
+        armed = False
+        assert not seen & set(tickets)
+        seen.update(tickets)
+        armed = True
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for turn in range(300):
+            try:
+                armed = True
+                # Again and again, because Python overlooks a signal that reaches one of numpy's threads.
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-5 * (turn % 50), 2e-3)
+                while True:
+                    mover.submit(plan(SWAP_OUT, [1, 2], [3, 4], submitted))
+                    submitted += 1
+                    look(mover.poll)
+                    look(lambda: mover.wait(0.001))
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    seen.update(mover.wait(SECONDS))
+    assert interrupts == 300
+    # A plan whose submit was interrupted may be under way, and is reported then.
+    assert {ticket.plan.id for ticket in seen} >= set(range(submitted))
+    assert all(ticket.state == "done" for ticket in seen)
+    mover.close()
 
 
 def in_a_child(work: Callable[[], str]) -> str:

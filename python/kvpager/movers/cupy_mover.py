@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -152,11 +152,16 @@ class CupyMover:
                     self._staged(lane, plan, buffer)
             except Exception as fault:
                 error = fault if isinstance(fault, TransferError) else TransferError(f"{type(fault).__name__}: {fault}")
-            self._join(lane, event, plan.source)
-            lane.touch(plan)
-            lane.under_way.append(UnderWay(lane.count, ticket, event, error, buffer))
-            with self._book.lock:
-                self._book.under_way.append(ticket)
+            except BaseException:
+                error = TransferError("its copies were interrupted when some of them were queued")
+                raise
+            finally:
+                # Also then: what is queued runs.
+                self._join(lane, event, plan.source)
+                lane.touch(plan)
+                lane.under_way.append(UnderWay(lane.count, ticket, event, error, buffer))
+                with self._book.lock:
+                    self._book.begin(ticket)
         return ticket
 
     def order(self, stream: Any, ticket: Ticket) -> None:
@@ -172,20 +177,14 @@ class CupyMover:
         """See :meth:`kvpager.movers.Mover.poll`. Asks the device for the oldest plan of each direction."""
         self._book.check_here()
         self._look()
-        with self._book.lock:
-            return self._book.report()
+        return self._book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`. Asks the device every 50 microseconds or so."""
         deadline = time.monotonic() + finite(timeout)
         self._book.check_here()
-        self._look()
-        while True:
-            with self._book.lock:
-                if not self._book.pending(tickets) or time.monotonic() >= deadline:
-                    return self._book.report()
-            time.sleep(_ASK)
-            self._look()
+        self._wait_until(lambda: not self._book.pending(tickets), deadline)
+        return self._book.report()
 
     def close(self, timeout: float = 10.0) -> None:
         """Waits up to `timeout` seconds for what is under way, fails the rest, unpins the arena. Again: does nothing.
@@ -304,17 +303,29 @@ class CupyMover:
         if sizes.size:
             self._device.copy(*merged(targets.ravel(), sources.ravel(), sizes.ravel()), stream)
 
+    def _is_idle(self) -> bool:
+        """True if the device has done all, as far as the mover has looked."""
+        return not any(lane.under_way for lane in self._lanes.values())
+
+    def _wait_until(self, happened: Callable[[], bool], deadline: float) -> None:
+        """Looks at the device until it has happened, or the time is over."""
+        self._look()
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(_ASK)
+            self._look()
+
     def _look(self) -> None:
         """Ends what has ended."""
         with self._lock, self._device.current():
             for lane in self._lanes.values():
                 while lane.under_way and (self._failed is not None or self._happened(lane.under_way[0].event)):
-                    each = lane.under_way.popleft()
+                    # An interrupt may fall between any two of these: the ticket ends before it is left out.
+                    each = lane.under_way[0]
+                    with self._book.lock:
+                        self._book.end(each.ticket, each.error or self._failed)
+                    lane.under_way.popleft()
                     if each.buffer is not None and self._failed is None:
                         self._pool.indices.give(each.buffer)
-                    with self._book.lock:
-                        if not each.ticket.ended:
-                            self._book.end(each.ticket, each.error or self._failed)
 
     def _happened(self, event: Event) -> bool:
         """True also if the device has failed: nothing will happen any more."""
