@@ -12,11 +12,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from movers_support import LAYOUTS, SWAP_OUT, filled, plan
 from pretend_device import PretendDevice
 
-from kvpager.movers import CupyMover, CupyPool, NumpyMover, Ticket
+from kvpager.movers import CupyMover, CupyPool, HostArena, NumpyMover, NumpyPool, Ticket
 from kvpager.testing import FakeMover
 
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -216,3 +217,20 @@ def test_a_mover_in_a_forked_child_says_so_and_never_hangs(name: str, is_locked:
         holder.join()
     assert mover.wait(SECONDS, [mover.submit(plan(SWAP_OUT, [0], [0]))])
     mover.close()
+
+
+def test_nothing_is_written_once_a_numpy_mover_is_closed() -> None:
+    blocks, size = 300, 1 << 18
+    source = np.ones((blocks, size), np.uint8)
+    for nth in (0, 7):
+        host = HostArena(blocks, size)
+        mover = NumpyMover(NumpyPool([source]), host)
+        tickets = [mover.submit(plan(SWAP_OUT, [number], [number], number)) for number in range(blocks)]
+        while not tickets[nth].ended:
+            time.sleep(0.0001)
+        mover.close()
+        host.records[:] = 7  # somebody else's, from now on
+        assert not mover._thread.is_alive()
+        assert mover.poll() == tickets
+        assert all(ticket.ended for ticket in tickets)
+        assert (host.records == 7).all()

@@ -102,7 +102,12 @@ class Mover(Protocol):
         ...
 
     def close(self) -> None:
-        """Fails what has not been carried out. A second call does nothing. `poll` goes on working."""
+        """Ends the mover: what has not been carried out fails, and `poll` goes on reporting.
+
+        When it returns, nothing is written any more, nor read: pool and arena may be used otherwise, and every plan
+        that was submitted can be reclaimed. A mover that cannot promise that raises TransferError instead, and has
+        done the rest; a further call tries again. After one that has returned, a further one does nothing.
+        """
         ...
 
 
@@ -172,10 +177,6 @@ class Book:
             with self.lock:
                 self._ended = dict.fromkeys(due) | self._ended
             raise
-
-    def put_back(self, tickets: Sequence[Ticket]) -> None:
-        """Keeps tickets of a report for a later one, before all others. With `lock` held."""
-        self._ended = dict.fromkeys(tickets) | self._ended
 
     def pending(self, tickets: Sequence[Ticket] | None) -> bool:
         """True if one of `tickets` (None: of all) has not ended. With `lock` held."""

@@ -187,28 +187,33 @@ class CupyMover:
         return self._book.report()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Waits up to `timeout` seconds for what is under way, fails the rest, unpins the arena. Again: does nothing.
+        """Waits up to `timeout` seconds for what is under way, fails the rest, unpins the arena.
 
-        What is queued on a GPU cannot be taken back. If it has not ended in that time, the arena stays pinned, since
-        the device may still write to it.
+        See :meth:`kvpager.movers.Mover.close`. What is queued on a GPU cannot be taken back. If it has not ended in
+        that time, or the device has failed, so that nobody knows, this raises TransferError: the device may still write
+        to pool and arena, which stays pinned. Call it again, or end the process.
         """
+        deadline = time.monotonic() + finite(timeout)
         if not self._book.is_here:
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        reported = self.wait(timeout)
+        self._closed = True
+        self._wait_until(self._is_idle, deadline)
         with self._lock, self._device.current():
+            is_idle = self._is_idle()
             with self._book.lock:
-                late = list(self._book.under_way)
-                for ticket in late:
+                for ticket in list(self._book.under_way):
                     self._book.end(ticket, TransferError(f"not over {timeout} seconds after the mover was closed"))
-                self._book.put_back(reported)
+            if self._failed is not None:
+                raise TransferError(f"the mover is closed, but the device failed and may still copy: {self._failed}")
+            if not is_idle:
+                raise TransferError(
+                    f"the mover is closed, but the device still copies after {timeout} seconds: leave pool and arena as"
+                    " they are until a further close() succeeds"
+                )
             for lane in self._lanes.values():
-                if not late:
-                    lane.slots.clear()
-            if self._unpin and not late and self._failed is None:
+                lane.slots.clear()
+            if self._unpin:
+                self._unpin = False
                 address = self._host.records.ctypes.data
                 self._device.unpin(address)
                 del _PINNED[address]
