@@ -90,5 +90,25 @@ def ask(scheduler, *args, **more):
     return asked
 
 
+def a_history(scheduler, rng, num_requests, max_tokens):
+    """Requests that begin alike, with one sample or three, while the server steps. Those that are not aborted."""
+    systems = [some(0, 9), some(1, 16)]
+    everybody, to_abort = [], []
+    for number in range(num_requests):
+        prompt = np.concatenate([rng.choice(systems), some(rng.randrange(6), rng.randrange(1, 12))])
+        heat = rng.choice([0.0, 0.0, 1.0])
+        limit = min(rng.randrange(1, max_tokens), scheduler.max_len - len(prompt))
+        asked = ask(scheduler, prompt, limit, n=rng.choice([1, 1, 1, 3]), temperature=heat, seed=number)
+        (to_abort if rng.random() < 0.2 else everybody).append(asked)
+        for _ in range(rng.randrange(4)):
+            scheduler.step()
+            assert scheduler.pager.check() == []
+        if to_abort and rng.random() < 0.2:
+            scheduler.abort(rng.choice(to_abort).request)
+    for asked in to_abort:
+        scheduler.abort(asked.request)
+    return everybody
+
+
 def some(seed, count):
     return np.random.default_rng(seed).integers(0, 250, count)
