@@ -718,7 +718,9 @@ impl LogStore {
             *lock(&self.index)? = Index::default();
             *lock(&self.readers)? = Vec::new();
             writer.buffer = Vec::new();
-            lock(&self.lock)?.take().map(Lock::release);
+            if let Some(lock) = lock(&self.lock)?.take() {
+                lock.release();
+            }
         }
         Ok(())
     }

@@ -24,7 +24,6 @@ mod swap;
 mod take;
 mod transit;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::batch::Batch;
