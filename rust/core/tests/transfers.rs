@@ -9,12 +9,13 @@ mod support;
 use std::collections::BTreeMap;
 
 use kvpager_core::check::check;
+use kvpager_core::digest::{Digest, Records};
 use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{CONTENT_START, Handle, Token};
 use kvpager_core::pager::{Admitted, End, Wish};
 use kvpager_core::sequence::State;
-use kvpager_core::transfers::{Plan, PlanId, PlanState};
+use kvpager_core::transfers::{Plan, PlanId, PlanState, Tier};
 use kvpager_core::{Config, Error, Pager, PolicyKind};
 use support::{A, B, Rng, config, seeds};
 
@@ -35,6 +36,10 @@ struct Story {
     plans: Vec<PlanId>,
     ended: Vec<PlanId>,
     memory: [Vec<Vec<u64>>; 2],
+    /// Metas and contents by key. It loses records now and then.
+    store: BTreeMap<Digest, (Vec<u8>, Vec<u64>)>,
+    /// Saves that the store does not listen to any more.
+    unwanted: Vec<PlanId>,
     epoch: u64,
     tally: BTreeMap<&'static str, usize>,
 }
@@ -63,7 +68,8 @@ impl Story {
         let memory = [num_blocks, config.num_host_blocks].map(|blocks| vec![vec![0; block_size]; blocks]);
         let pager = Pager::new(config).unwrap();
         let (actors, prompts, plans, ended, tally) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
-        Self { rng, pager, actors, prompts, plans, ended, memory, epoch: 0, tally }
+        let (store, unwanted) = (BTreeMap::new(), Vec::new());
+        Self { rng, pager, actors, prompts, plans, ended, memory, store, unwanted, epoch: 0, tally }
     }
 
     fn block_size(&self) -> usize {
@@ -146,6 +152,9 @@ impl Story {
 
     fn poison(&mut self, plan: PlanId) {
         let Some(plan) = self.pager.find_plan(plan).unwrap() else { return };
+        if plan.work.target() == Tier::Store {
+            return;
+        }
         let memory = &mut self.memory[plan.work.target() as usize];
         for &target in &plan.targets {
             memory[target as usize].fill(POISON);
@@ -156,6 +165,42 @@ impl Story {
         self.count(what);
         self.poison(plan);
         self.plans.push(plan);
+    }
+
+    /// What a plan between the host and the store can do now: a save gives what `done` names, a load gets what is there.
+    fn exchange(&mut self, id: PlanId, done: &dyn Fn(usize) -> bool) -> Option<Vec<bool>> {
+        let Plan { sources, targets, work, .. } = self.pager.find_plan(id).unwrap().unwrap();
+        let Records { keys, metas } = work.records()?.clone();
+        let metas: Vec<Vec<u8>> = metas.chunks(metas.len() / keys.len()).map(<[u8]>::to_vec).collect();
+        let mut arrived = vec![false; keys.len()];
+        for (nth, key) in keys.into_iter().enumerate().filter(|&(nth, _)| done(nth)) {
+            if work.target() == Tier::Host {
+                if let Some((meta, content)) = self.store.get(&key) {
+                    assert_eq!(*meta, metas[nth], "no two digests are equal");
+                    self.memory[1][targets[nth] as usize].clone_from(content);
+                    arrived[nth] = true;
+                }
+            } else if !self.unwanted.contains(&id) {
+                let content = self.memory[1][sources[nth] as usize].clone();
+                self.store.insert(key, (metas[nth].clone(), content));
+                arrived[nth] = true;
+            }
+        }
+        Some(arrived)
+    }
+
+    /// The store drops all, or a record and what is below it; and nothing that is on its way there arrives.
+    fn drop_stored(&mut self, top: Option<&Digest>) {
+        let Some(top) = top else {
+            self.store.clear();
+            return self.unwanted.extend(&self.plans);
+        };
+        let mut dead = vec![*top];
+        while let Some(key) = dead.pop() {
+            self.store.remove(&key);
+            dead.extend(self.store.iter().filter(|(_, (meta, _))| meta.starts_with(&key)).map(|(key, _)| *key));
+        }
+        self.unwanted.extend(&self.plans);
     }
 
     /// The bytes of a plan's blocks that `done` names arrive.
@@ -215,13 +260,22 @@ impl Story {
             self.ended.push(plan);
             return;
         };
-        let (state, blocks) = (found.state, found.targets.len());
+        let (state, blocks, has_store) = (found.state, found.targets.len(), found.work.records().is_some());
         match (state, self.rng.below(8)) {
             (PlanState::Planned, 0) => {
                 self.count("cancel");
                 assert!(self.pager.end_plan(plan, End::Cancelled).unwrap());
             }
             (PlanState::Planned, _) => assert!(self.pager.start_plan(plan, None).unwrap()),
+            (PlanState::Started(_), 0 | 3..) if has_store => {
+                let is_hasty = self.rng.once_in(4);
+                let asked: Vec<bool> = (0..blocks).map(|_| !is_hasty || !self.rng.once_in(3)).collect();
+                let done = self.exchange(plan, &|nth| asked[nth]).unwrap();
+                let is_complete = done.iter().all(|&done| done);
+                self.count(if is_complete { "stored" } else { "missed" });
+                let end = if is_complete { End::Complete } else { End::Failed(Some(&done)) };
+                assert!(self.pager.end_plan(plan, end).unwrap());
+            }
             (PlanState::Started(_), 0) => {
                 self.count("fail");
                 let done: Vec<bool> = (0..blocks).map(|_| !self.rng.once_in(3)).collect();
@@ -231,6 +285,10 @@ impl Story {
             (PlanState::Started(_), 1) => {
                 self.count("abandon");
                 assert!(self.pager.abandon_plan(plan).unwrap());
+            }
+            (PlanState::Started(_) | PlanState::Abandoned(_), 2) if has_store => {
+                self.poison(plan);
+                self.exchange(plan, &|nth| nth % 2 == 0);
             }
             (PlanState::Started(_), 2) => self.poison(plan),
             (PlanState::Started(_), _) => {
@@ -247,7 +305,7 @@ impl Story {
     }
 
     fn call(&mut self) {
-        match self.rng.below(26) {
+        match self.rng.below(35) {
             0..=4 => self.admit(),
             5..=7 => {
                 if let Some(nth) = self.pick(State::Running) {
@@ -330,15 +388,47 @@ impl Story {
                     self.made("swap_in", plan);
                 }
             }
-            21..=24 => self.end(),
+            21..=24 | 30..=33 => self.end(),
+            25 | 26 => {
+                let most = 1 + self.rng.below(6);
+                if let Some(plan) = self.pager.save(most).unwrap() {
+                    self.made("save", plan);
+                }
+            }
+            27 | 28 => {
+                let (tokens, namespace) = (self.prompt(), if self.rng.once_in(4) { B } else { A });
+                let records = self.pager.store_keys(&tokens, namespace).unwrap();
+                let there = records.keys.iter().take_while(|key| self.store.contains_key(*key)).count();
+                // Others often want the same.
+                for _ in 0..2 {
+                    let plan = self.pager.load(&tokens, namespace, there * self.block_size()).unwrap();
+                    match plan {
+                        Some(plan) if self.plans.contains(&plan) => self.count("shared load"),
+                        Some(plan) => self.made("load", plan),
+                        None => {}
+                    }
+                }
+            }
+            29 => {
+                let nth = self.rng.below(self.store.len() + 1);
+                let lost = self.store.keys().nth(nth).copied();
+                lost.and_then(|key| self.store.remove(&key));
+            }
             _ => self.rare(),
         }
     }
 
     fn rare(&mut self) {
-        match self.rng.below(6) {
-            0 => {
+        match self.rng.below(7) {
+            6 => {
+                self.count("restart");
+                self.pager = Pager::new(self.pager.config().clone()).unwrap();
+                (self.actors, self.plans) = (Vec::new(), Vec::new());
+                (self.ended, self.unwanted) = (Vec::new(), Vec::new());
+            }
+            0 if self.rng.once_in(3) => {
                 self.pager.reset(None).unwrap();
+                self.drop_stored(None);
                 self.epoch += 1;
             }
             1 | 2 => {
@@ -346,6 +436,13 @@ impl Story {
                 tokens.truncate(tokens.len() / self.block_size() * self.block_size());
                 if !tokens.is_empty() {
                     self.pager.forget(&tokens, A).unwrap();
+                    let records = self.pager.store_keys(&tokens, A).unwrap();
+                    if records.keys.len() * self.block_size() == tokens.len() {
+                        self.drop_stored(records.keys.last());
+                    } else {
+                        // A run that goes on behind the tokens has no keys yet.
+                        self.drop_stored(None);
+                    }
                 }
             }
             _ => {
@@ -381,9 +478,9 @@ impl Story {
 #[test]
 fn no_history_of_transfers_shows_a_wrong_byte_or_loses_a_block() {
     let mut tally = BTreeMap::new();
-    for seed in seeds(1, 80) {
+    for seed in seeds(1, 120) {
         let mut story = Story::new(seed);
-        for nth in 0..300 {
+        for nth in 0..400 {
             let before = dump(&story.pager, true).unwrap();
             story.call();
             let violations = check(&story.pager).unwrap();
@@ -418,6 +515,12 @@ fn no_history_of_transfers_shows_a_wrong_byte_or_loses_a_block() {
         "swapping_out",
         "swapped",
         "swapping_in",
+        "save",
+        "load",
+        "shared load",
+        "stored",
+        "missed",
+        "restart",
     ] {
         assert!(std::env::var("KVPAGER_SEED").is_ok() || tally.contains_key(what), "no history had a {what}");
     }
