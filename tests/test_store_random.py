@@ -59,7 +59,7 @@ class StoreSwarm(TierSwarm):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        for often, least in (("save", 0.8), ("load", 1.0), ("move", 1.0), ("write_late", 0.1)):
+        for often, least in (("save", 0.8), ("load", 1.5), ("move", 1.0), ("forget", 0.2), ("write_late", 0.1)):
             self.weights[often] += least
         self.weights["lose"] *= 0.2
         self.weights["store_keys"] *= 0.2
@@ -68,7 +68,7 @@ class StoreSwarm(TierSwarm):
 
     def tokens(self) -> list[int]:
         """Rather one that the store has more of than the host."""
-        tokens = [super(StoreSwarm, self).tokens() for _ in range(3)]
+        tokens = [super(StoreSwarm, self).tokens() for _ in range(5)]
         if self.stream is None or self.draw.random() < 0.4:
             return tokens[0]
         match, num_tokens = self.twins.reference.match, self.stream.num_tokens
@@ -122,7 +122,11 @@ class StoreSwarm(TierSwarm):
             self.stream.lose()
 
     def forget(self) -> None:
+        """Rather something of what is on its way."""
         tokens, namespace = self.tokens(), self.namespace()
+        if (loads := self.twins.reference._transfers.loads()) and self.draw.random() < 0.6:
+            load = self.draw.choice(loads)[1]
+            tokens, namespace = load.tokens, load.namespace
         keep = self.draw.randint(0, len(tokens) // self.twins.block_size) * self.twins.block_size
         outcome = self.twins.change("pager", "forget", tokens[:keep], namespace=namespace)
         if self.stream is not None and outcome[0] == "answer":
