@@ -28,7 +28,7 @@ def i32(*tokens: int) -> bytes:
 def root(block_size: int = 4, identity: bytes = b"", namespace: bytes = b"\x00") -> bytes:
     """Of a namespace as rule 13 encodes it."""
     lengths = struct.pack("<I", block_size), struct.pack("<Q", len(identity))
-    return sha256(b"\x00kvpager" + lengths[0] + lengths[1] + identity + namespace).digest()
+    return bytes(8) + sha256(b"\x00kvpager" + lengths[0] + lengths[1] + identity + namespace).digest()[:24]
 
 
 def rows(array: Any) -> list[bytes]:

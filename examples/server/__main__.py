@@ -9,6 +9,8 @@ from pathlib import Path
 
 import uvicorn
 
+import kvpager
+
 from .api import Api
 from .gguf import read_gguf
 from .llama import Llama
@@ -52,6 +54,10 @@ def arguments() -> argparse.Namespace:
         default=0,
         help="blocks of a second tier, for cold blocks and swapped answers; 0: who makes room is computed again",
     )
+    parser.add_argument(
+        "--disk", type=Path, metavar="PATH", help="a directory that keeps prefixes over restarts; takes --host-blocks, too"
+    )
+    parser.add_argument("--disk-bytes", type=int, default=1 << 30, help="the most that it may hold")
     parser.add_argument("--max-seqs", type=int, default=8, help="answers computed at once")
     parser.add_argument("--prefill-budget", type=int, default=128, help="prompt tokens computed in a step")
     parser.add_argument(
@@ -82,9 +88,16 @@ def main() -> None:
             print("Serving a tiny random model: its answers are noise.", file=sys.stderr)
         limits = Limits(given.max_seqs, given.prefill_budget, watermark=given.watermark)
         scheduler = Scheduler(
-            model, tokenizer, given.num_blocks, given.block_size, limits, host_blocks=given.host_blocks
+            model,
+            tokenizer,
+            given.num_blocks,
+            given.block_size,
+            limits,
+            host_blocks=given.host_blocks,
+            disk=given.disk,
+            disk_bytes=given.disk_bytes,
         )
-    except (OSError, ValueError, KeyError, MemoryError) as error:
+    except (OSError, ValueError, KeyError, MemoryError, kvpager.KvPagerError) as error:
         sys.exit(f"error: {error}")
     print(f"Model {model.name}; {scheduler.max_len} tokens of prompt and answer at most.", file=sys.stderr)
     uvicorn.run(Api(scheduler).app(), host=given.host, port=given.port, timeout_graceful_shutdown=3)

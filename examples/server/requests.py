@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvpager
+from kvpager.tiers import Loading
 
 from .tokenizer import AnswerText
 
@@ -56,6 +57,7 @@ class Request:
     num_cached: int = 0
     num_sampled: int = 0
     is_forked: bool = False
+    loading: Loading | None = None
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 import kvpager
 from kvpager.movers import HostArena, Mover, NumpyMover, NumpyPool
+from kvpager.tiers import DiskTier
 
 from .llama import Floats, Llama
 from .pages import PagedKV
@@ -70,6 +72,8 @@ class Scheduler:
         limits: Limits | None = None,
         *,
         host_blocks: int = 0,
+        disk: Path | None = None,
+        disk_bytes: int = 1 << 30,
         make_mover: Callable[[NumpyPool, HostArena], Mover] = NumpyMover,
     ) -> None:
         self.model, self.tokenizer, self.limits = model, tokenizer, limits or Limits()
@@ -77,7 +81,7 @@ class Scheduler:
             num_blocks,
             block_size,
             watermark=self.limits.watermark,
-            identity=model.name.encode(),
+            identity=f"{model.name} float32".encode(),
             num_host_blocks=host_blocks,
         )
         # A sequence alone in the pool may hold one block twice: its own, and an equal one that was published earlier.
@@ -93,12 +97,16 @@ class Scheduler:
             buffers=1,
         )
         self.pages = PagedKV(model.config, num_blocks, block_size, is_exact=model.is_exact)
-        mover = None
+        mover, tier = None, None
+        if disk and not host_blocks:
+            raise ValueError("blocks go to the disk through the host: a disk tier takes host blocks, too")
         if host_blocks:
             pool = self.pages.pool()
-            mover = make_mover(pool, HostArena(host_blocks, pool.layout.bytes_per_block))
+            host = HostArena(host_blocks, pool.layout.bytes_per_block)
+            tier = DiskTier(self.pager, host, disk, max_bytes=disk_bytes) if disk else None
+            mover = make_mover(pool, host)
         self.transfers = Transfers(
-            self.pager, mover, deadline_s=self.limits.deadline_s, offload_blocks=self.limits.offload_blocks
+            self.pager, mover, tier, deadline_s=self.limits.deadline_s, offload_blocks=self.limits.offload_blocks
         )
         self.waiting: deque[Request] = deque()
         self.running: list[Sample] = []  # oldest first
@@ -196,6 +204,7 @@ class Scheduler:
         else:
             self._compute(*planned)
         self.transfers.offload()
+        self.transfers.save()
 
     def _compute(self, step: kvpager.Step, due: list[tuple[int, Sample]]) -> None:
         self.pages.begin(step)
@@ -213,6 +222,8 @@ class Scheduler:
         with self._wake:
             submitted, aborted = self._inbox.submitted, self._inbox.aborted
             self._inbox.submitted, self._inbox.aborted = [], []
+        for request in submitted:
+            request.loading = self.transfers.load(request.prompt, request.namespace)
         self.waiting.extend(submitted)
         for request in aborted:
             samples = [sample for sample in self._samples() if sample.request is request]
@@ -257,6 +268,8 @@ class Scheduler:
         for request in list(self.waiting):
             if request.n > rows_left:
                 return
+            if request.loading and not request.loading.done:
+                continue  # the disk is asked meanwhile
             seq = self.pager.try_admit(
                 request.prompt, namespace=request.namespace, wait=True, fetch=self.transfers.is_open
             )
@@ -388,6 +401,7 @@ class Scheduler:
         self.waiting.clear()
         for sample in samples:
             self._end(sample, "aborted")
+        self.transfers.save_all()
         self.transfers.close()
 
 

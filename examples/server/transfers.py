@@ -1,4 +1,4 @@
-"""The host tier: what leaves the device and comes back, and what becomes of a copy that fails or never ends.
+"""The tiers: what leaves the device and comes back, and what becomes of a copy that fails or never ends.
 
 The pager plans, a mover copies, and the pager is told how it ended:
 
@@ -9,6 +9,8 @@ The pager plans, a mover copies, and the pager is told how it ended:
 
 All of it happens between steps, so what a plan reads is written, and no kernel runs that still reads what a plan
 writes. A loop that plans ahead gives `submit` its stream as `after=`.
+
+What the host has is saved on disk, too, where there is a disk tier: it carries out its own plans, and reports them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 import kvpager
 from kvpager.movers import Mover, Ticket
+from kvpager.tiers import Loading, Tier
 
 WAIT_S = 0.002  # how long the loop sleeps at a time, if all it could do waits for a copy
 
@@ -32,8 +38,16 @@ class TransferCounters:
 class Transfers:
     """Without a mover, all of this answers that nothing can be moved."""
 
-    def __init__(self, pager: kvpager.Pager, mover: Mover | None, *, deadline_s: float, offload_blocks: int) -> None:
-        self.pager, self.mover = pager, mover
+    def __init__(
+        self,
+        pager: kvpager.Pager,
+        mover: Mover | None,
+        disk: Tier | None,
+        *,
+        deadline_s: float,
+        offload_blocks: int,
+    ) -> None:
+        self.pager, self.mover, self.disk = pager, mover, disk
         self.deadline_ms, self.offload_blocks = round(deadline_s * 1000), offload_blocks
         self.abandoned: set[kvpager.Plan] = set()
         self.pause_ends_ms = 0
@@ -47,6 +61,10 @@ class Transfers:
     @property
     def are_under_way(self) -> bool:
         return bool(self.pager.plans())
+
+    def _plans(self, older_than: int | None = None) -> list[kvpager.PlanStatus]:
+        """Those that the mover carries out."""
+        return [each for each in self.pager.plans(older_than) if each.plan.records is None]
 
     def clock_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
@@ -63,14 +81,33 @@ class Transfers:
 
     def fetch(self, seq: kvpager.Sequence) -> None:
         """Begins the fetch that an admission planned, unless it joined one that is under way."""
-        planned = {status.plan for status in self.pager.plans() if status.state == "planned"}
+        planned = {status.plan for status in self._plans() if status.state == "planned"}
         self._begin(seq.fetch if seq.fetch in planned else None)
 
     def offload(self) -> None:
         """Copies the coldest cached blocks that the host has not, a few at a time: evicted, they can come back."""
         is_paused = self.clock_ms() < self.pause_ends_ms
-        if self.is_open and not is_paused and not any(each.plan.kind == "offload" for each in self.pager.plans()):
+        if self.is_open and not is_paused and not any(each.plan.kind == "offload" for each in self._plans()):
             self._begin(self.pager.offload(self.offload_blocks))
+
+    def save(self) -> None:
+        """Saves the host's coldest blocks that the disk has not, a few at a time."""
+        if self.disk is not None and not any(each.plan.kind == "save" for each in self.pager.plans()):
+            self.disk.save(self.offload_blocks)
+
+    def load(self, prompt: NDArray[np.int32], namespace: kvpager.Namespace) -> Loading | None:
+        """Begins to bring to the host what the disk has of a prompt. None if there is nothing to wait for."""
+        return None if self.disk is None else self.disk.load(prompt, namespace=namespace)
+
+    def save_all(self) -> None:
+        """Saves what is cached, as far as that is done before the deadline: the next server finds it."""
+        deadline_ms = self.clock_ms() + self.deadline_ms
+        while self.disk is not None and self.is_open and self.clock_ms() < deadline_ms:
+            self.offload()
+            self.save()
+            if not self.are_under_way:
+                return
+            self.wait()
 
     def _begin(self, plan: kvpager.Plan | None) -> bool:
         if plan is None or self.mover is None:
@@ -88,13 +125,15 @@ class Transfers:
             return
         for ticket in self.mover.poll():
             self._report(ticket)
+        if self.disk is not None:
+            self.disk.report()
         now = self.clock_ms()
-        for plan, state, _ in self.pager.plans(older_than=max(0, now - self.deadline_ms)):
+        for plan, state, _ in self._plans(max(0, now - self.deadline_ms)):
             if state == "started":
                 self.pager.abandon(plan)
                 self.abandoned.add(plan)
                 self.counters.abandoned_transfers += 1
-        if self.pager.plans(older_than=max(0, now - 2 * self.deadline_ms)):
+        if self._plans(max(0, now - 2 * self.deadline_ms)):
             self.close()  # no answer even now: go on without the host, with all blocks
 
     def wait(self) -> None:
@@ -102,6 +141,8 @@ class Transfers:
         if self.mover is not None and self.are_under_way:
             for ticket in self.mover.wait(WAIT_S):
                 self._report(ticket)
+            if self.disk is not None:
+                self.disk.wait(WAIT_S)
 
     def _report(self, ticket: Ticket) -> None:
         plan = ticket.plan
@@ -124,6 +165,9 @@ class Transfers:
         self.mover.close()
         self.mover = None
         self.abandoned.clear()
+        if self.disk is not None:
+            self.disk.close()
+            self.disk = None
         for plan, state, _ in self.pager.plans():
             if state == "abandoned":
                 self.pager.reclaim(plan)

@@ -23,7 +23,7 @@ KEY_BYTES = 32
 def root_key(block_size: int, identity: bytes, namespace: bytes) -> bytes:
     """What stands for the block above the first one of an encoded namespace."""
     size, length = block_size.to_bytes(4, "little"), len(identity).to_bytes(8, "little")
-    return hashlib.sha256(b"\x00" + b"kvpager" + size + length + identity + namespace).digest()
+    return bytes(8) + hashlib.sha256(b"\x00" + b"kvpager" + size + length + identity + namespace).digest()[:24]
 
 
 def block_keys(root: bytes, path: list[BlockTokens]) -> list[bytes]:

@@ -13,7 +13,8 @@ use crate::ids::Token;
 /// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
-/// What stands above the first block of a path.
+/// What stands above the first block of a path. It begins with eight zero bytes, as no key of a block does: by them a store
+/// sees that there is no block above.
 #[must_use]
 pub fn root(identity: &[u8], namespace: &[u8], block_size: usize) -> Digest {
     let mut hash = Sha256::new_with_prefix(b"\0kvpager");
@@ -21,7 +22,10 @@ pub fn root(identity: &[u8], namespace: &[u8], block_size: usize) -> Digest {
     hash.update((identity.len() as u64).to_le_bytes());
     hash.update(identity);
     hash.update(namespace);
-    hash.finalize().into()
+    let whole: Digest = hash.finalize().into();
+    let mut root = [0; 32];
+    root[8..].copy_from_slice(&whole[..24]);
+    root
 }
 
 /// Blocks as a store knows them.

@@ -175,6 +175,20 @@ impl Host {
         }
     }
 
+    /// The store may have lost what it had of a path, but for its last `count` blocks.
+    pub fn doubt_above(&mut self, end: NodeId, count: usize) {
+        let (mut node, mut skipped) = (end, count);
+        while !node.is_root() {
+            let run = &self.index[node].run;
+            let above = run.len().saturating_sub(skipped);
+            for &block in &run.blocks(self.block_size)[..above] {
+                self.stored.doubt(block);
+            }
+            skipped -= run.len() - above;
+            node = self.index[node].parent;
+        }
+    }
+
     /// Nothing indexed so far can be found again.
     ///
     /// # Errors

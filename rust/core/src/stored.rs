@@ -73,6 +73,13 @@ impl Stored {
         self.end(block, true);
     }
 
+    /// The store may have lost a block.
+    pub fn doubt(&mut self, block: BlockId) {
+        if self.is_stored(block) {
+            self.clear(block);
+        }
+    }
+
     /// Something else will be in the block.
     pub fn clear(&mut self, block: BlockId) {
         if let Some(mark) = self.marks.get_mut(block as usize) {

@@ -76,6 +76,9 @@ impl Pager {
                 host.stored.end(block, nth < num_stored);
             }
             self.counters.saved_blocks += num_stored as u64;
+            if live > 0 && num_stored == 0 && matches!(end, End::Failed(_)) {
+                host.doubt_above(node, len);
+            }
             at += len;
             host.let_go_for_plan(node);
         }
