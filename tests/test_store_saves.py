@@ -195,6 +195,52 @@ def test_a_failed_save_marks_what_is_done(pager):
     assert pairs(pager.save(9)) == [(6, 0)]
 
 
+def test_a_save_that_fails_at_its_first_block_doubts_what_is_above(pager):
+    """The store may have lost that, and takes nothing below it."""
+    cache_on_host(pager, [1] * 9 + [2] * 8, [3] * 5)
+    for _ in range(2):
+        arrive(pager, pager.save(1))
+    assert stored(pager) == "0-1"
+    plan = pager.save(3)
+    assert pairs(plan) == [(2, 0), (3, 1), (4, 2)]
+    pager.start(plan)
+    assert pager.fail(plan, [False, True, True])
+    assert (stored(pager), pager.stats().saved_blocks) == ("4", 3)
+    cache_on_host(pager, [1] * 9 + [4] * 4)
+    assert pairs(pager.save(9)) == [(0, 0), (1, 1), (5, 2)]
+
+
+def test_a_save_that_fails_behind_its_first_block_doubts_nothing(pager):
+    cache_on_host(pager, [1] * 13)
+    arrive(pager, pager.save(1))
+    plan = pager.save(2)
+    pager.start(plan)
+    assert pager.fail(plan, [True, False])
+    assert stored(pager) == "0-1"
+
+
+def test_what_is_above_and_on_its_way_is_not_doubted(pager):
+    """A mark that it gets afterwards stays."""
+    cache_on_host(pager, [1] * 13)
+    arrive(pager, pager.save(1))
+    second, third = pager.save(1), pager.save(1)
+    for plan in (second, third):
+        pager.start(plan)
+    assert pager.fail(third)
+    assert stored(pager) == "-"
+    assert pager.complete(second)
+    assert stored(pager) == "1"
+
+
+def test_one_chain_doubts_what_another_of_its_plan_has_saved(pager):
+    cache_on_host(pager, [1] * 4 + [2] * 5, [1] * 4 + [3] * 5)
+    plan = pager.save(9)
+    assert pairs(plan) == [(0, 0), (1, 1), (2, 2)]
+    pager.start(plan)
+    assert pager.fail(plan, [True, True, False])
+    assert (stored(pager), pager.stats().saved_blocks) == ("1", 2)
+
+
 def test_a_failed_or_cancelled_save_marks_nothing(pager):
     cache_on_host(pager, [1] * 5, [2] * 5)
     plan = pager.save(1)
