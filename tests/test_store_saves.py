@@ -219,6 +219,18 @@ def test_a_save_that_fails_behind_its_first_block_doubts_nothing(pager):
     assert stored(pager) == "0-1"
 
 
+def test_a_save_that_is_cancelled_or_reclaimed_doubts_nothing(pager):
+    """That says nothing of the store."""
+    cache_on_host(pager, [1] * 9)
+    arrive(pager, pager.save(1))
+    assert pager.cancel(pager.save(1))
+    plan = pager.save(1)
+    pager.start(plan)
+    pager.abandon(plan)
+    assert pager.reclaim(plan)
+    assert stored(pager) == "0"
+
+
 def test_what_is_above_and_on_its_way_is_not_doubted(pager):
     """A mark that it gets afterwards stays."""
     cache_on_host(pager, [1] * 13)
@@ -423,6 +435,18 @@ def test_an_image_of_which_the_first_part_is_not_stored_is_saved_again(pager):
     assert pager.fail(plan, [False, True, True])
     assert stored(pager) == "-"
     assert pairs(pager.save(9)) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_a_key_is_that_of_the_path_it_is_saved_for(pager):
+    """A block that came as the first part of an image, and is the whole of a shorter one on another path."""
+    first, longer, shorter = [1, IMAGE, 1, IMAGE], [IMAGE, 1, 1, 1], [2] * 4
+    arrive(pager, pager.load([*first, *longer, 1], 8))
+    assert stored(pager) == "0-1"
+    cache_on_host(pager, [*first, *shorter, 1])
+    plan = pager.save(9)
+    assert pairs(plan) == [(2, 0)]
+    for found, right in zip(plan.records, pager.store_keys([*first, *shorter]), strict=True):
+        assert np.array_equal(found, right[1:])
 
 
 def test_a_swapped_sequence_holds_what_it_has_on_the_host(pager):

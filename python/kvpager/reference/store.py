@@ -98,7 +98,7 @@ class Save:
                 if node.indexed:
                     node.stored = True
                     tiers.counters.saved_blocks += 1
-            if not arrived:
+            if how == "fail" and not arrived:
                 # The store may have lost what is above, so that nothing can be put below it.
                 for node in path_to(chain[0])[:-1]:
                     node.stored = False
