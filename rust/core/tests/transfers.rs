@@ -389,13 +389,20 @@ impl Story {
                 }
             }
             21..=24 | 30..=33 => self.end(),
-            25 | 26 => {
+            25..=29 => self.store_call(),
+            _ => self.rare(),
+        }
+    }
+
+    fn store_call(&mut self) {
+        match self.rng.below(5) {
+            0 | 1 => {
                 let most = 1 + self.rng.below(6);
                 if let Some(plan) = self.pager.save(most).unwrap() {
                     self.made("save", plan);
                 }
             }
-            27 | 28 => {
+            2 | 3 => {
                 let (tokens, namespace) = (self.prompt(), if self.rng.once_in(4) { B } else { A });
                 let records = self.pager.store_keys(&tokens, namespace).unwrap();
                 let there = records.keys.iter().take_while(|key| self.store.contains_key(*key)).count();
@@ -409,12 +416,11 @@ impl Story {
                     }
                 }
             }
-            29 => {
+            _ => {
                 let nth = self.rng.below(self.store.len() + 1);
                 let lost = self.store.keys().nth(nth).copied();
                 lost.and_then(|key| self.store.remove(&key));
             }
-            _ => self.rare(),
         }
     }
 
