@@ -59,7 +59,14 @@ class StoreSwarm(TierSwarm):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        for often, least in (("save", 0.8), ("load", 1.5), ("move", 1.0), ("forget", 0.2), ("write_late", 0.1)):
+        for often, least in (
+            ("save", 0.8),
+            ("load", 1.5),
+            ("move", 1.0),
+            ("forget", 0.2),
+            ("reset", 0.03),
+            ("write_late", 0.1),
+        ):
             self.weights[often] += least
         self.weights["lose"] *= 0.2
         self.weights["store_keys"] *= 0.2
