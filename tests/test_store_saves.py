@@ -231,6 +231,17 @@ def test_a_save_that_is_cancelled_or_reclaimed_doubts_nothing(pager):
     assert stored(pager) == "0"
 
 
+def test_a_chain_that_was_forgotten_doubts_what_is_above_all_the_same(pager):
+    """The store has refused it, wanted or not."""
+    cache_on_host(pager, [1] * 9)
+    arrive(pager, pager.save(1))
+    plan = pager.save(1)
+    pager.start(plan)
+    pager.forget([1] * 8)
+    assert pager.fail(plan)
+    assert stored(pager) == "-"
+
+
 def test_what_is_above_and_on_its_way_is_not_doubted(pager):
     """A mark that it gets afterwards stays."""
     cache_on_host(pager, [1] * 13)
