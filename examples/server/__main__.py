@@ -55,7 +55,10 @@ def arguments() -> argparse.Namespace:
         help="blocks of a second tier, for cold blocks and swapped answers; 0: who makes room is computed again",
     )
     parser.add_argument(
-        "--disk", type=Path, metavar="PATH", help="a directory that keeps prefixes over restarts; takes --host-blocks, too"
+        "--disk",
+        type=Path,
+        metavar="PATH",
+        help="a directory that keeps prefixes over restarts; takes --host-blocks",
     )
     parser.add_argument("--disk-bytes", type=int, default=1 << 30, help="the most that it may hold")
     parser.add_argument("--max-seqs", type=int, default=8, help="answers computed at once")

@@ -1,10 +1,13 @@
-"""Stores behind the host tier: where offloaded blocks outlive the pool and, on a disk, the process.
+"""Behind the host tier: where prefixes outlive the pool and, on a disk or a server, the process.
 
-`Store` is the interface; `MemoryStore` states it plainly; `DiskStore` keeps blocks in a directory.
+`Tier` keeps a pager's host blocks in a `Store`: `DiskTier` in a directory. `MemoryStore` states plainly what a store
+is; `DiskStore` keeps blocks in a directory. `StoreMover` carries out the plans, where a pager is in another process.
 """
 
-from .disk import DiskStore
+from .disk import DiskStore, Sync
 from .memory import MemoryStore
+from .mover import StoreMover
 from .store import KEY_BYTES, Store
+from .tier import DiskTier, Loading, Tier
 
-__all__ = ["KEY_BYTES", "DiskStore", "MemoryStore", "Store"]
+__all__ = ["KEY_BYTES", "DiskStore", "DiskTier", "Loading", "MemoryStore", "Store", "StoreMover", "Sync", "Tier"]

@@ -6,7 +6,7 @@ import operator
 import os
 import warnings
 from types import TracebackType
-from typing import Literal, Self, SupportsIndex
+from typing import Literal, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ from .._core import LogStore
 from ..errors import ConfigError
 from .store import Bytes, Shape
 
-__all__ = ["DiskStore"]
+__all__ = ["DiskStore", "Sync"]
+
+Sync: TypeAlias = Literal["segment", "always", "never"]
+"""When a `DiskStore` makes the system write: at the end of each segment, in each ``put_many``, or not at all."""
 
 
 class DiskStore:
@@ -49,7 +52,7 @@ class DiskStore:
         block_size: SupportsIndex,
         max_bytes: SupportsIndex,
         identity: bytes = b"",
-        sync: Literal["segment", "always", "never"] = "segment",
+        sync: Sync = "segment",
         segment_bytes: SupportsIndex | None = None,
     ) -> None:
         self._shape = Shape.of(operator.index(row_bytes), operator.index(block_size))
@@ -83,6 +86,11 @@ class DiskStore:
     def row_bytes(self) -> int:
         """Bytes of a payload."""
         return self._shape.row_bytes
+
+    @property
+    def is_local(self) -> bool:
+        """True: see `Store`."""
+        return True
 
     def contains_many(self, keys: Bytes) -> npt.NDArray[np.bool_]:
         """Which keys are there. Looks at the index only, and at half of each key."""

@@ -43,6 +43,11 @@ class MemoryStore:
         """Bytes of a payload."""
         return self._shape.row_bytes
 
+    @property
+    def is_local(self) -> bool:
+        """True: see `Store`."""
+        return True
+
     def contains_many(self, keys: Bytes) -> npt.NDArray[np.bool_]:
         """Which keys are there."""
         keys = self._shape.keys(keys)

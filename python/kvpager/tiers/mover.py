@@ -18,7 +18,7 @@ from ..errors import ConfigError, TransferError
 from ..movers.arena import HostArena
 from ..movers.base import Book, Ticket, check_ids, finite
 from ..plans import Plan, StoreKeys
-from .store import Store
+from .store import KEY_BYTES, Store
 
 __all__ = ["StoreMover"]
 
@@ -30,9 +30,9 @@ class StoreMover:
     """Copies between the rows of a host arena and a store: one thread reads, one writes. It is a mover
     (:class:`kvpager.movers.Mover`): it knows no pager, and the caller passes on what its tickets say.
 
-    What waits to be written is bounded by `max_queued_bytes`: a save beyond it fails at once, and its blocks are counted
-    (`num_dropped_blocks`). A load ends at the first block that the store has not got (its ticket fails, `done` says what
-    arrived): what follows it would be of no use.
+    What waits to be written is bounded by `max_queued_bytes`: a save beyond it fails at once, and its blocks are
+    counted (`num_dropped_blocks`). A load ends at the first block that the store has not got (its ticket fails,
+    `done` says what arrived): what follows it would be of no use.
     """
 
     def __init__(self, store: Store, host: HostArena, *, max_queued_bytes: int = 1 << 28) -> None:
@@ -110,7 +110,8 @@ class StoreMover:
 
     @contextlib.contextmanager
     def nothing_written(self) -> Iterator[None]:
-        """While this lasts the store is given nothing: saves that wait have failed, one that was being written has ended."""
+        """While this lasts the store is given nothing: saves that wait have failed, one that was being written has
+        ended."""
         desk = self._desk
         with desk.writing:
             with desk.book.lock:
@@ -220,16 +221,36 @@ class _Desk:
         is_load = plan.kind == "load"
         ids = plan.destination_ids if is_load else plan.source_ids
         call = self.store.get_many if is_load else self.store.put_many
+        wanted = np.arange(len(plan)) if is_load else np.flatnonzero(self._can_be_found(records))
         at_once = max(1, _AT_ONCE // self.rows.shape[1])
-        for first in range(0, len(plan), at_once):
+        for first in range(0, len(wanted), at_once):
             if self.closing:
                 raise TransferError(f"the mover was closed after {first} of {len(plan)} blocks")
-            part = slice(first, first + at_once)
+            part = wanted[first : first + at_once]
             done = call(records.keys[part], records.metas[part], self.rows, ids[part])
             ticket._copied[part] = done
             if is_load and not done.all():
                 break
-        missing = int(len(plan) - ticket._copied.sum())
+        missing = len(plan) - int(ticket._copied.sum())
         if missing:
             what = "were not there" if is_load else "were not stored"
             raise TransferError(f"{missing} of {len(plan)} blocks {what}")
+
+    def _can_be_found(self, records: StoreKeys) -> npt.NDArray[np.bool_]:
+        """Of blocks to be saved, those that have their paths in the store or before them in the plan: bool [n].
+
+        What hangs in the air nobody finds, so it is not written; told of it, the pager saves the path again.
+        """
+        above = records.metas[:, :KEY_BYTES]
+        is_first = np.ones(len(above), np.bool_)
+        is_first[1:] = (above[1:] != records.keys[:-1]).any(axis=1)
+        firsts = np.flatnonzero(is_first)
+        stored = self.store.contains_many(np.ascontiguousarray(above[firsts]))
+        written = {key.tobytes(): nth for nth, key in enumerate(records.keys)}
+        fine = np.zeros(len(above), np.bool_)
+        for first, stop, is_stored in zip(firsts, [*firsts[1:], len(above)], stored, strict=True):
+            key = above[first].tobytes()
+            before = written.get(key)
+            # A root begins with zeros, see docs/design/rules.md 17.1.
+            fine[first:stop] = is_stored or not any(key[:8]) or (before is not None and fine[before])
+        return fine

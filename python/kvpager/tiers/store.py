@@ -43,6 +43,10 @@ class Store(Protocol):
     def row_bytes(self) -> int:
         """Bytes of a payload."""
 
+    @property
+    def is_local(self) -> bool:
+        """True if ``contains_many`` answers from memory, in the calling thread: no I/O, no wait."""
+
     def contains_many(self, keys: Bytes) -> npt.NDArray[np.bool_]:
         """Which keys are there: bool [n]. A hint, since no meta is compared. Never raises for a store out of reach."""
 

@@ -38,7 +38,8 @@ class Loading:
 
     @property
     def done(self) -> bool:
-        """True once all has arrived that will: admit the prompt now, with ``fetch=True``. Only `Tier.report` sets it."""
+        """True once all has arrived that will: admit the prompt now, with ``fetch=True``. Only `Tier.report` sets
+        it."""
         return self._done
 
     @property
@@ -52,17 +53,18 @@ class Loading:
 
 
 class Tier:
-    """Keeps a pager's prefixes in a store, over restarts or for other machines. The pager must have a host tier, through
-    which all goes: device <-> host <-> store.
+    """Keeps a pager's prefixes in a store, over restarts or for other machines. The pager must have a host tier,
+    through which all goes: device <-> host <-> store.
 
     - ``tier.save(n)`` now and then, best when idle: the n coldest host blocks that the store has not had.
-    - ``tier.load(prompt)`` when a request arrives, before it is admitted: what the store has of it comes to the host while
-      the request waits. Once the answer is None or `done`, ``pager.admit(prompt, fetch=True)`` takes it from there.
+    - ``tier.load(prompt)`` when a request arrives, before it is admitted: what the store has of it comes to the host
+      while the request waits. Once the answer is None or `done`, ``pager.admit(prompt, fetch=True)`` takes it from
+      there.
     - ``tier.report()`` once in each turn of the loop: tells the pager what has ended.
 
     None of these waits for the store: reads and writes (and the question what a store on another machine has) run in
-    threads. ``pager.reset()`` without a new identity and ``pager.forget(...)`` act in the store, too. What the store has
-    lost is a miss. Safe to call from several threads.
+    threads. ``pager.reset()`` without a new identity and ``pager.forget(...)`` act in the store, too. What the store
+    has lost is a miss. Safe to call from several threads.
     """
 
     def __init__(self, pager: Pager, host: HostArena, store: Store, *, max_queued_bytes: int = 1 << 28) -> None:
@@ -98,8 +100,8 @@ class Tier:
     # ---- save --------------------------------------------------------------------------------------------------------
 
     def save(self, num_blocks: int) -> Plan | None:
-        """Begins to save the host's coldest blocks that the store has not had, `num_blocks` or some more (a run of content
-        tokens is saved whole). Returns the plan, or None if there are none, or the write queue is full (which
+        """Begins to save the host's coldest blocks that the store has not had, `num_blocks` or some more (a run of
+        content tokens is saved whole). Returns the plan, or None if there are none, or the write queue is full (which
         ``stats()["refused_saves"]`` counts). ValueError for less than 1; TransferError if the tier is closed.
         """
         with self._lock:
@@ -119,10 +121,10 @@ class Tier:
     def load(self, prompt: Tokens, *, namespace: Namespace = b"", min_tokens: int = 1) -> Loading | None:
         """Begins to bring to the host what the store has of a prompt and neither the host nor the device has.
 
-        None if that is less than `min_tokens` tokens (see :mod:`kvpager.cost` for how many are worth it), or the host has
-        no room. Prompts that want the same share one reading. Raises TokenError and TokenTypeError as ``match`` does;
-        ValueError for `min_tokens` below 1; TransferError if the tier is closed. Cost: some 0.2 us a block, and for a
-        local store a look at its index.
+        None if that is less than `min_tokens` tokens (see :mod:`kvpager.cost` for how many are worth it), or the host
+        has no room. Prompts that want the same share one reading. Raises TokenError and TokenTypeError as ``match``
+        does; ValueError for `min_tokens` below 1; TransferError if the tier is closed. Cost: some 0.2 us a block, and
+        for a local store a look at its index.
         """
         if min_tokens < 1:
             raise ValueError(f"min_tokens is {min_tokens}; it must be 1 or more")
@@ -174,8 +176,8 @@ class Tier:
     # ---- what has ended ----------------------------------------------------------------------------------------------
 
     def report(self) -> list[Plan]:
-        """Tells the pager which saves and loads have ended, and begins those loads of which it is known now what the store
-        has. Returns the plans that ended. Call it once in each turn of the loop.
+        """Tells the pager which saves and loads have ended, and begins those loads of which it is known now what the
+        store has. Returns the plans that ended. Call it once in each turn of the loop.
         """
         with self._lock:
             self._begin_looks()
@@ -213,10 +215,8 @@ class Tier:
             # Taken off only when all is done: an interrupt in between makes it a repeated report, which does no harm.
             ticket = self._reports[0]
             plan = ticket.plan
-            if ticket.state == "done":
-                taken = self._pager.complete(plan)
-            else:
-                taken = self._pager.fail(plan, done=ticket.done)
+            is_done = ticket.state == "done"
+            taken = self._pager.complete(plan) if is_done else self._pager.fail(plan, done=ticket.done)
             if not taken:
                 self._pager.reclaim(plan)  # It was abandoned, and has stopped now.
             for loading in self._loadings.pop(plan, ()):
@@ -234,10 +234,11 @@ class Tier:
                 loading._done = True
             raise
 
-    # ---- what is not wanted any more -----------------------------------------------------------------------------------
+    # ---- what is not wanted any more --------------------------------------------------------------------------------
 
     def on_reset(self) -> None:
-        """The pager was reset and its identity is what it was: nothing that was saved may come back. Clears the store."""
+        """The pager was reset and its identity is what it was: nothing that was saved may come back. Clears the
+        store."""
         with self._lock:
             self._drop(self._store.clear)
 
@@ -274,7 +275,7 @@ class Tier:
             self._drop(self._store.clear)
             self._stale = None
 
-    # ---- the rest ------------------------------------------------------------------------------------------------------
+    # ---- the rest ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         """The store's counters, and `refused_saves`, `dropped_blocks`, `queued_bytes` of the write queue."""
@@ -286,8 +287,8 @@ class Tier:
         return self._store.stats() | own
 
     def close(self, timeout: float = 10.0) -> None:
-        """Waits until what is queued is written, for at most `timeout` seconds, then fails the rest and tells the pager. The
-        store is the caller's to close. A second call does nothing; other calls raise TransferError.
+        """Waits until what is queued is written, for at most `timeout` seconds, then fails the rest and tells the
+        pager. The store is the caller's to close. A second call does nothing; other calls raise TransferError.
         """
         if self._is_closed:
             return
@@ -336,8 +337,8 @@ class _Look:
 class DiskTier(Tier):
     """A tier whose store is a directory: :class:`Tier` on a :class:`DiskStore` of its own.
 
-    The keys of blocks cover the pager's identity, so prefixes of several models (of equal block sizes and bytes) can be in
-    one directory; only one process at a time can have it.
+    The keys of blocks cover the pager's identity, so prefixes of several models (of equal block sizes and bytes) can
+    be in one directory; only one process at a time can have it.
     """
 
     def __init__(
