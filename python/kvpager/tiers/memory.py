@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, TransferError
-from .store import KEY_BYTES, Bytes, Shape
+from .store import KEY_BYTES, ROOT, Bytes, Shape
 
 __all__ = ["MemoryStore"]
 
@@ -90,22 +90,24 @@ class MemoryStore:
             return np.array([key.tobytes() in self._records for key in given.keys], bool)
 
     def delete_many(self, keys: Bytes) -> int:
-        """Delete records and all below them."""
-        keys = self._shape.keys(keys)
+        """Delete records, all below them, and what hangs in the air."""
+        doomed = {key.tobytes() for key in self._shape.keys(keys)}
         with self._lock:
             self._check_open()
             children: dict[bytes, list[bytes]] = {}
             for key, (meta, _) in self._records.items():
                 children.setdefault(meta[:KEY_BYTES], []).append(key)
-            doomed, seen = [key.tobytes() for key in keys], set[bytes]()
-            while doomed:
-                key = doomed.pop()
-                if key not in seen:
-                    seen.add(key)
-                    doomed += children.get(key, [])
-            deleted = sum(self._records.pop(key, None) is not None for key in seen)
-            self._counts["deleted"] += deleted
-            return deleted
+            kept = set[bytes]()
+            open_ = [parent for parent in children if parent.startswith(ROOT) and parent not in doomed]
+            while open_:
+                found = [child for child in children.get(open_.pop(), ()) if child not in doomed]
+                kept.update(found)
+                open_ += found
+            gone = self._records.keys() - kept
+            for key in gone:
+                del self._records[key]
+            self._counts["deleted"] += len(gone)
+            return len(gone)
 
     def clear(self) -> None:
         """Delete everything."""

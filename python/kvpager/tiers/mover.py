@@ -18,7 +18,7 @@ from ..errors import ConfigError, TransferError
 from ..movers.arena import HostArena
 from ..movers.base import Book, Ticket, check_ids, finite
 from ..plans import Plan, StoreKeys
-from .store import KEY_BYTES, Store
+from .store import KEY_BYTES, ROOT, Store
 
 __all__ = ["StoreMover"]
 
@@ -251,6 +251,5 @@ class _Desk:
         for first, stop, is_stored in zip(firsts, [*firsts[1:], len(above)], stored, strict=True):
             key = above[first].tobytes()
             before = written.get(key)
-            # A root begins with zeros, see docs/design/rules.md 17.1.
-            fine[first:stop] = is_stored or not any(key[:8]) or (before is not None and fine[before])
+            fine[first:stop] = is_stored or key.startswith(ROOT) or (before is not None and fine[before])
         return fine

@@ -15,6 +15,9 @@ __all__ = ["KEY_BYTES", "Records", "Shape", "Store"]
 KEY_BYTES = 32
 """Bytes of a key, and of the parent's key at the start of a meta."""
 
+ROOT = bytes(8)
+"""How the key of what is above a first block begins, and no block's."""
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -68,9 +71,11 @@ class Store(Protocol):
     def delete_many(self, keys: Bytes) -> int:
         """Delete these records and every record below them, for good: after a restart they are gone, too.
 
-        Below a record are those whose chains of parent keys lead to it, whether it is there itself or not. A chain ends
-        where a record between is missing (evicted, say): what hangs below such a gap is not found, and stays. Answers
-        how many were deleted. Linear in the number of records. TransferError if it cannot be made durable.
+        What stays are the records whose chains of parent keys lead to a root (a key that begins with eight zero bytes,
+        and of which there is no record) without any of `keys`. So what hangs in the air goes as well: where a record
+        between was lost (evicted, say), nobody knows what it was below. Of a root that is among `keys` all is below; a
+        store may take all records for that. Answers how many were deleted. Linear in the number of records.
+        TransferError if it cannot be made durable.
         """
 
     def clear(self) -> None:

@@ -240,13 +240,13 @@ class Tier:
         """The pager was reset and its identity is what it was: nothing that was saved may come back. Clears the
         store."""
         with self._lock:
-            self._drop(self._store.clear)
+            self._drop(lambda: self._store.clear())
 
     def on_forget(self, tokens: Tokens, namespace: Namespace) -> None:
         """The pager forgot a path's last block and all below it: so does the store. Cost: a look at every record."""
         with self._lock:
             records = self._pager.store_keys(tokens, namespace=namespace)
-            # A run of content tokens at the end may go on: then all below the block above it is dropped.
+            # A run of content tokens at the end may go on, and has no key: then the block above it goes, with all below.
             key = records.keys[-1:] if len(records.keys) else self._root(namespace)
             self._drop(lambda: self._store.delete_many(np.ascontiguousarray(key)))
 
@@ -272,7 +272,7 @@ class Tier:
     def clear(self) -> None:
         """Drops all that the store has."""
         with self._lock:
-            self._drop(self._store.clear)
+            self._drop(lambda: self._store.clear())
             self._stale = None
 
     # ---- the rest ---------------------------------------------------------------------------------------------------

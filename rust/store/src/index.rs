@@ -185,37 +185,45 @@ impl Index {
             .map(|(index, _)| index)
     }
 
-    /// Every record of these keys and every record below them, in order of position; replaced records of theirs, too. Looks
-    /// at all records, and needs 16 bytes for each meanwhile.
-    pub fn below(&self, keys: &[Prefix]) -> Vec<Position> {
+    /// What is not to be there any more without these keys, in order of position: all but the records whose chains of
+    /// parents lead to a root without any of them. That is their records, all below, and what hangs in the air: it may be
+    /// of what was below, where something in between was lost. Replaced records go, too. Without a root all records are
+    /// below it. Looks at all records, and needs some 50 bytes for each meanwhile.
+    pub fn without(&self, keys: &[Prefix]) -> Vec<Position> {
         let all = self
             .members()
             .flat_map(|(member, m)| (0..m.entries.len() as u32).map(move |slot| Position { member, slot }));
         let mut by_parent: Vec<([u8; 8], u64)> =
             all.map(|at| (entry_at(&self.members, at.pack()).parent, at.pack())).collect();
         by_parent.sort_unstable();
-        let mut doomed: HashSet<Prefix> = keys.iter().copied().collect();
-        let mut open: Vec<Prefix> = keys.to_vec();
-        let mut replaced = Vec::new();
-        while let Some(key) = open.pop() {
-            let first = by_parent.partition_point(|(parent, _)| parent[..] < key[..8]);
-            for (_, at) in by_parent[first..].iter().take_while(|(parent, _)| parent[..] == key[..8]) {
-                let child = entry_at(&self.members, *at).key;
-                if self.find(&child) != Some(Position::unpack(*at)) {
-                    // Replaced by a record with another parent, perhaps: what is below that stays.
-                    replaced.push(Position::unpack(*at));
-                } else if doomed.insert(child) {
-                    open.push(child);
+        let doomed: HashSet<Prefix> = keys.iter().copied().collect();
+        let mut kept = HashSet::new();
+        let mut open = if keys.iter().any(|key| key.starts_with(&ROOT)) { vec![] } else { vec![ROOT] };
+        while let Some(parent) = open.pop() {
+            let first = by_parent.partition_point(|(other, _)| *other < parent);
+            for &(_, at) in by_parent[first..].iter().take_while(|(other, _)| *other == parent) {
+                let child = entry_at(&self.members, at).key;
+                let is_found = self.find(&child) == Some(Position::unpack(at));
+                if is_found && !doomed.contains(&child) && kept.insert(at) {
+                    open.push(beginning(&child));
                 }
             }
         }
-        let is_doomed = |at: &u64| doomed.contains(&entry_at(&self.members, *at).key);
-        let mut found = replaced;
-        found.extend(by_parent.into_iter().map(|(_, at)| at).filter(is_doomed).map(Position::unpack));
-        found.sort_unstable();
-        found.dedup();
-        found
+        let gone = by_parent.into_iter().map(|(_, at)| at).filter(|at| !kept.contains(at));
+        let mut gone: Vec<Position> =
+            gone.filter(|&at| !entry_at(&self.members, at).is_dead()).map(Position::unpack).collect();
+        gone.sort_unstable();
+        gone
     }
+}
+
+/// How the key of what is above a first block begins, and no block's: there is nothing above.
+const ROOT: [u8; 8] = [0; 8];
+
+fn beginning(key: &Prefix) -> [u8; 8] {
+    let mut beginning = ROOT;
+    beginning.copy_from_slice(&key[..8]);
+    beginning
 }
 
 fn entry_at(members: &[Option<Member>], at: u64) -> &Entry {

@@ -610,7 +610,7 @@ impl LogStore {
         let doomed: Vec<Prefix> = keys.iter().map(|key| prefix(key)).collect();
         let (positions, count) = {
             let mut index = lock(&self.index)?;
-            let positions = index.below(&doomed);
+            let positions = index.without(&doomed);
             let count = positions.iter().filter(|at| index.kill(**at)).count();
             (positions, count)
         };

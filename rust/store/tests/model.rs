@@ -45,20 +45,19 @@ fn step(damages: bool) -> impl Strategy<Value = Step> {
 type Map = BTreeMap<usize, (usize, u8)>;
 
 fn delete(map: &mut Map, ids: &[usize]) -> usize {
-    let mut doomed: Vec<usize> = ids.iter().map(|id| id % 20).collect();
-    let mut count = 0;
-    let mut seen = Vec::new();
-    while let Some(half) = doomed.pop() {
-        if seen.contains(&half) {
-            continue;
+    let doomed: Vec<usize> = ids.iter().map(|id| id % 20).collect();
+    let mut kept = Map::new();
+    loop {
+        let hangs = |id: usize| id == 0 || kept.contains_key(&((id - 1) / 2 % 20));
+        let stays = |(half, record): &(&usize, &(usize, u8))| !doomed.contains(*half) && hangs(record.0);
+        let more: Map = map.iter().filter(stays).map(|(half, record)| (*half, *record)).collect();
+        if more.len() == kept.len() {
+            break;
         }
-        seen.push(half);
-        let is_child = |&(id, _): &(usize, u8)| id > 0 && (id - 1) / 2 % 20 == half;
-        doomed.extend(map.iter().filter(|(_, record)| is_child(record)).map(|(half, _)| *half));
+        kept = more;
     }
-    for half in seen {
-        count += usize::from(map.remove(&half).is_some());
-    }
+    let count = map.len() - kept.len();
+    *map = kept;
     count
 }
 
@@ -204,10 +203,7 @@ proptest! {
                 Step::Delete(ids) => {
                     let keys: Vec<_> = ids.iter().map(|&id| key(id)).collect();
                     world.store().delete_many(&keys).unwrap();
-                    // What hangs below a record that was lost is not found, and stays.
-                    for id in ids {
-                        map.remove(&(id % 20));
-                    }
+                    delete(&mut map, &ids);
                 }
                 Step::Clear => unreachable!("not here"),
                 Step::Reopen => world.reopen(),

@@ -90,14 +90,14 @@ pub const META_BYTES: usize = 40;
 /// The key of a number. Numbers 20 apart have keys that agree in the half that the index keeps.
 pub fn key(id: usize) -> [u8; 32] {
     let mut key = [0; 32];
-    key[..16].fill((id % 20) as u8);
+    key[..16].fill((id % 20) as u8 + 1);
     key[16..].fill(id as u8);
     key
 }
 
 /// A meta of a number: its parent is `(id - 1) / 2`, as in a heap.
 pub fn meta(id: usize, variant: u8) -> Vec<u8> {
-    let mut meta = if id == 0 { vec![0xff; 32] } else { key((id - 1) / 2).to_vec() };
+    let mut meta = if id == 0 { vec![0; 32] } else { key((id - 1) / 2).to_vec() };
     meta.extend([id as u8, variant, 0, 0, 0, 0, 0, 0]);
     meta
 }
