@@ -94,12 +94,14 @@ class Loop:
     def make_room(self) -> None:
         """The youngest leaves. It is swapped only if somebody goes on meanwhile, and the host has room."""
         request = self.running.pop()
-        plan = request.seq.try_swap_out() if self.swaps and self.running else None
-        if plan is not None:
-            self.move(request, plan)
-        else:
-            request.seq.preempt()
-            self.out.appendleft(request)
+        try:
+            if self.swaps and self.running:
+                self.move(request, request.seq.swap_out())
+                return
+        except (kvpager.OutOfBlocks, kvpager.NeverFits):
+            pass
+        request.seq.preempt()
+        self.out.appendleft(request)
 
     def plan(self) -> kvpager.Step | None:
         """The next step: one position for who decodes, a chunk for who is in his prompt."""

@@ -65,9 +65,9 @@ def alone(request, index):
     return text
 
 
-def a_scheduler(num_blocks=64, block_size=4, *, host_blocks=0, make_mover=NumpyMover, **limits):
-    limits, host = Limits(**limits), {"host_blocks": host_blocks, "make_mover": make_mover}
-    scheduler = Scheduler(MODEL, TOKENIZER, num_blocks, block_size, limits, **host)
+def a_scheduler(num_blocks=64, block_size=4, *, host_blocks=0, make_mover=NumpyMover, disk=None, **limits):
+    tiers = {"host_blocks": host_blocks, "make_mover": make_mover, "disk": disk, "disk_bytes": 1 << 24}
+    scheduler = Scheduler(MODEL, TOKENIZER, num_blocks, block_size, Limits(**limits), **tiers)
     # A block that is read before it is written spoils the answer for certain.
     scheduler.pages.k[:], scheduler.pages.v[:] = np.nan, np.nan
     return scheduler
@@ -88,6 +88,26 @@ def ask(scheduler, *args, **more):
     asked = Asked(*args, **more)
     scheduler.submit(asked.request)
     return asked
+
+
+def a_history(scheduler, rng, num_requests, max_tokens):
+    """Requests that begin alike, with one sample or three, while the server steps. Those that are not aborted."""
+    systems = [some(0, 9), some(1, 16)]
+    everybody, to_abort = [], []
+    for number in range(num_requests):
+        prompt = np.concatenate([rng.choice(systems), some(rng.randrange(6), rng.randrange(1, 12))])
+        heat = rng.choice([0.0, 0.0, 1.0])
+        limit = min(rng.randrange(1, max_tokens), scheduler.max_len - len(prompt))
+        asked = ask(scheduler, prompt, limit, n=rng.choice([1, 1, 1, 3]), temperature=heat, seed=number)
+        (to_abort if rng.random() < 0.2 else everybody).append(asked)
+        for _ in range(rng.randrange(4)):
+            scheduler.step()
+            assert scheduler.pager.check() == []
+        if to_abort and rng.random() < 0.2:
+            scheduler.abort(rng.choice(to_abort).request)
+    for asked in to_abort:
+        scheduler.abort(asked.request)
+    return everybody
 
 
 def some(seed, count):

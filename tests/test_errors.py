@@ -13,7 +13,8 @@ EVERY = [
     (kvpager.OutOfBlocks(5, 2, 1, 12), {"needed": 5, "free": 2, "evictable": 1, "total": 12, "rows": ()}, RuntimeError),
     (kvpager.OutOfBlocks(5, 2, 1, 12, (0, 3)), {"needed": 5, "rows": (0, 3)}, RuntimeError),
     (kvpager.OutOfBlocks(5, 2, 1, 12, reserve=3), {"needed": 5, "rows": (), "reserve": 3}, RuntimeError),
-    (kvpager.NeverFits(13, 12), {"needed": 13, "usable": 12}, ValueError),
+    (kvpager.NeverFits(13, 12), {"needed": 13, "usable": 12, "tier": "device"}, ValueError),
+    (kvpager.NeverFits(13, 12, "host"), {"needed": 13, "usable": 12, "tier": "host"}, ValueError),
     (
         kvpager.StaleHandle(7, "released", "append"),
         {"sequence_id": 7, "state": "released", "call": "append"},

@@ -297,7 +297,10 @@ def test_a_broken_device_fails_every_plan():
     assert all(ticket.state == "failed" and not ticket.done.any() for ticket in tickets)
     with pytest.raises(TransferError, match="the device failed before"):
         mover.submit(plan(SWAP_OUT, [0], [0]))
-    mover.close()
+    for _ in range(2):
+        with pytest.raises(TransferError, match="closed, but the device failed and may still copy: "):
+            mover.close()
+    assert [each[0] for each in device.pins] == ["pin"]
 
 
 def test_close_does_not_wait_for_ever_and_leaves_the_memory_to_the_device():
@@ -307,7 +310,9 @@ def test_close_does_not_wait_for_ever_and_leaves_the_memory_to_the_device():
     device.idle = True
     ticket = mover.submit(plan(SWAP_OUT, [0], [0]))
     assert mover.wait(0.01) == []
-    mover.close(timeout=0.01)
+    for _ in range(2):
+        with pytest.raises(TransferError, match=r"still copies after 0\.01 seconds: leave pool and arena as they are"):
+            mover.close(timeout=0.01)
     assert mover.poll() == [ticket]
     assert ticket.state == "failed"
     assert [each[0] for each in device.pins] == ["pin"]
@@ -315,6 +320,23 @@ def test_close_does_not_wait_for_ever_and_leaves_the_memory_to_the_device():
     while device.schedule.run_one():
         pass
     assert mover.poll() == []
+    assert [each[0] for each in device.pins] == ["pin"]
+    mover.close()  # now it can promise what close() promises
+    mover.close()
+    assert [each[0] for each in device.pins] == ["pin", "unpin"]
+
+
+def test_leaving_the_with_block_says_that_the_device_still_copies():
+    device = PretendDevice()
+    _, _, _, mover = built(device=device)
+    device.idle = True
+    mover.submit(plan(SWAP_OUT, [0], [0]))
+    close = mover.close
+    mover.close = lambda: close(0.01)
+    with pytest.raises(TransferError, match="the device still copies"), mover:
+        pass
+    device.idle = False
+    close()
 
 
 def test_close_reports_what_ended_in_it():

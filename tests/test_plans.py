@@ -860,20 +860,22 @@ class TestRefusals:
         sequence.release()
 
     def test_a_full_host_is_told_apart_from_a_full_device(self):
-        pager = pager_with_host(8, 4)
-        sequence = committed(pager)
+        pager = pager_with_host(8, 5)
+        other, sequence = committed(pager, [3, 4]), committed(pager)
+        done(pager, other.swap_out())
         assert sequence.try_swap_out() is None
-        with refuses(kvpager.OutOfBlocks, "needed 5 host blocks, but 4 are free and 0 evictable of 4") as error:
+        with refuses(kvpager.OutOfBlocks, "needed 5 host blocks, but 4 are free and 0 evictable of 5") as error:
             sequence.swap_out()
         refused = error.value
-        assert (refused.needed, refused.free, refused.evictable, refused.total) == (5, 4, 0, 4)
+        assert (refused.needed, refused.free, refused.evictable, refused.total) == (5, 4, 0, 5)
         assert (refused.rows, refused.reserve, refused.tier) == ((), 0, "host")
         assert pickle.loads(pickle.dumps(refused)).tier == "host"
         assert pager.stats().refused_calls == 2
         with refuses(kvpager.OutOfBlocks, "release or preempt a sequence") as error:
             pager.admit([9] * 16)
         assert error.value.tier == "device"
-        sequence.release()
+        for handle in (other, sequence):
+            handle.release()
 
     def test_a_full_device_keeps_a_sequence_away(self):
         pager = pager_with_host(8, 8)

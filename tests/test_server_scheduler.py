@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from server_support import MODEL, TOKENIZER, Asked, a_scheduler, ask, drive, some
+from server_support import MODEL, TOKENIZER, Asked, a_history, a_scheduler, ask, drive, some
 
 import kvpager
 from examples.server.llama import Llama
@@ -25,21 +25,7 @@ def test_every_answer_is_what_it_is_alone_whatever_else_runs(num_blocks, seed):
     """Shared prefixes, samples, chunks, rows left out, preemption, aborts: all at once, in small and ample pools."""
     rng = random.Random(f"{seed} {num_blocks}")
     scheduler = a_scheduler(num_blocks, max_seqs=rng.choice([3, 5]), prefill_budget=rng.choice([3, 8, 64]))
-    systems = [some(0, 9), some(1, 16)]
-    everybody, to_abort = [], []
-    for number in range(40):
-        prompt = np.concatenate([rng.choice(systems), some(rng.randrange(6), rng.randrange(1, 12))])
-        heat = rng.choice([0.0, 0.0, 1.0])
-        limit = min(rng.randrange(1, 30), scheduler.max_len - len(prompt))
-        asked = ask(scheduler, prompt, limit, n=rng.choice([1, 1, 1, 3]), temperature=heat, seed=number)
-        (to_abort if rng.random() < 0.2 else everybody).append(asked)
-        for _ in range(rng.randrange(4)):
-            scheduler.step()
-            assert scheduler.pager.check() == []
-        if to_abort and rng.random() < 0.2:
-            scheduler.abort(rng.choice(to_abort).request)
-    for asked in to_abort:
-        scheduler.abort(asked.request)
+    everybody = a_history(scheduler, rng, 40, max_tokens=30)
     drive(scheduler)
     for asked in everybody:
         assert asked.texts == asked.alone()

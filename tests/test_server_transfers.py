@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from functools import partial
 
-import numpy as np
 import pytest
-from server_support import a_scheduler, ask, drive, some
+from server_support import a_history, a_scheduler, ask, drive, some
 
 from examples.server.requests import Failed
 from kvpager.testing import FakeMover
@@ -173,20 +172,4 @@ def test_every_answer_is_what_it_is_alone_whatever_moves(num_blocks, host_blocks
     make_mover = a_mover(rng.randrange(2**32), pace=rng.choice([1, 4, 20]), **faults)
     limits = {"max_seqs": rng.choice([3, 5]), "prefill_budget": rng.choice([3, 8, 64]), "watermark": 0.0}
     scheduler = a_scheduler(num_blocks, host_blocks=host_blocks, make_mover=make_mover, deadline_s=200, **limits)
-    with_clock(scheduler)
-    systems = [some(0, 9), some(1, 16)]
-    everybody, to_abort = [], []
-    for number in range(25):
-        prompt = np.concatenate([rng.choice(systems), some(rng.randrange(6), rng.randrange(1, 12))])
-        limit = min(rng.randrange(1, 20), scheduler.max_len - len(prompt))
-        heat = rng.choice([0.0, 0.0, 1.0])
-        asked = ask(scheduler, prompt, limit, n=rng.choice([1, 1, 1, 3]), temperature=heat, seed=number)
-        (to_abort if rng.random() < 0.2 else everybody).append(asked)
-        for _ in range(rng.randrange(4)):
-            scheduler.step()
-            assert scheduler.pager.check() == []
-        if to_abort and rng.random() < 0.2:
-            scheduler.abort(rng.choice(to_abort).request)
-    for asked in to_abort:
-        scheduler.abort(asked.request)
-    finish(scheduler, everybody)
+    finish(scheduler, a_history(with_clock(scheduler), rng, 25, max_tokens=20))

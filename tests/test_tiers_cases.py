@@ -237,8 +237,9 @@ def test_l12_a_swapped_sequence_is_aborted(implementation):
 
 def test_l13_the_host_is_full_at_a_swap_out(implementation):
     """A typed refusal before anything moved, and what the caller falls back to works."""
-    pager = implementation(8, 4, num_host_blocks=2)
-    sequence = admit_committed(pager, [9] * 9)
+    pager = implementation(8, 4, num_host_blocks=4)
+    other, sequence = admit_committed(pager, [8] * 5), admit_committed(pager, [9] * 9)
+    swapped(pager, other)
     for _ in range(3):
         with nothing_changes(pager), refuses(OutOfBlocks, "preempt") as refused:
             sequence.swap_out()

@@ -6,7 +6,7 @@ import pytest
 from implementations import admit_committed, cache, free_ids, ids, in_batch, line, nothing_changes, refuses
 from tiers import arrive, each_with_tiers, offloaded, on_host, pairs, swapped
 
-from kvpager import OutOfBlocks, StaleHandle, StepError, TransferError
+from kvpager import NeverFits, OutOfBlocks, StaleHandle, StepError, TransferError
 
 pytestmark = each_with_tiers
 
@@ -180,15 +180,38 @@ def test_a_resume_that_is_refused_leaves_it_on_the_host(pager):
 
 def test_a_full_host_refuses_before_anything_moves(implementation):
     """L13."""
-    pager = implementation(8, 4, num_host_blocks=2)
-    sequence = admit_committed(pager, TOKENS)
+    pager = implementation(8, 4, num_host_blocks=4)
+    other, sequence = admit_committed(pager, [9] * 5), admit_committed(pager, TOKENS)
+    swapped(pager, other)
     with nothing_changes(pager), refuses(OutOfBlocks, "host blocks") as refused:
         sequence.swap_out()
-    assert refused.value.args == (3, 2, 0, 2, (), 0, "host")
+    assert refused.value.args == (3, 2, 0, 4, (), 0, "host")
     assert sequence.try_swap_out() is None
     assert pager.stats().refused_calls == 2
     sequence.preempt()
     sequence.resume()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_the_whole_host_cannot_hold_never_fits(implementation, is_there):
+    """Waiting would not help, even where the host has all but the tail already."""
+    pager = implementation(8, 4, num_host_blocks=2)
+    sequence = admit_committed(pager, TOKENS)
+    if is_there:
+        arrive(pager, pager.offload_committed(sequence))
+    for call in (sequence.swap_out, sequence.try_swap_out):
+        with nothing_changes(pager), refuses(NeverFits, "3 host blocks.* has 2: preempt.*num_host_blocks") as refused:
+            call()
+        assert refused.value.args == (3, 2, "host")
+    assert pager.stats().refused_calls == 2
+    (child,) = sequence.fork()
+    child.append(4)
+    for call in (child.swap_out, sequence.swap_out):
+        with nothing_changes(pager), refuses(TransferError, "take_copies"):
+            call()
+    pager.take_copies()
+    sequence.preempt()
+    assert sequence.resume().num_cached == 8
 
 
 def test_its_own_copies_do_not_count_as_room(implementation):

@@ -7,6 +7,7 @@ and large batches; BLAS then chooses its order of sums by the number of rows, an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,6 +40,14 @@ class Llama:
         frequencies = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
         angles = np.arange(config.context)[:, None] * frequencies
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def identity(self) -> bytes:
+        """What KV that outlives the process depends on: all weights, and how it is computed."""
+        digest = hashlib.sha256(f"{self.config} float32, exact: {self.is_exact}".encode())
+        for name, weight in sorted(self.weights.items()):
+            digest.update(f" {name} {weight.shape} ".encode())
+            digest.update(memoryview(np.ascontiguousarray(weight)))
+        return digest.digest()
 
     @classmethod
     def from_gguf(

@@ -81,7 +81,7 @@ class Scheduler:
             num_blocks,
             block_size,
             watermark=self.limits.watermark,
-            identity=f"{model.name} float32".encode(),
+            identity=model.identity() if disk else model.name.encode(),
             num_host_blocks=host_blocks,
         )
         # A sequence alone in the pool may hold one block twice: its own, and an equal one that was published earlier.

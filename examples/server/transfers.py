@@ -73,7 +73,10 @@ class Transfers:
 
     def swap_out(self, seq: kvpager.Sequence) -> bool:
         """False if the host has no room. Else the sequence's blocks are free when the plan has ended."""
-        return self.is_open and self._begin(seq.try_swap_out())
+        try:
+            return self.is_open and self._begin(seq.swap_out())
+        except (kvpager.OutOfBlocks, kvpager.NeverFits):
+            return False
 
     def swap_in(self, seq: kvpager.Sequence) -> bool:
         """False if the device has no room. Else the sequence runs when the plan has ended."""

@@ -74,14 +74,23 @@ class OutOfBlocks(KvPagerError, RuntimeError):
 
 
 class NeverFits(KvPagerError, ValueError):
-    """The request is larger than the whole pool, so waiting cannot help. Nothing was changed."""
+    """The request is larger than the whole pool, so waiting cannot help. Nothing was changed.
 
-    def __init__(self, needed: int, usable: int) -> None:
-        super().__init__(needed, usable)
+    ``tier`` is where it is too large: of the host, a sequence that is to be swapped out.
+    """
+
+    def __init__(self, needed: int, usable: int, tier: Tier = "device") -> None:
+        super().__init__(needed, usable, tier)
         self.needed = needed
         self.usable = usable
+        self.tier = tier
 
     def __str__(self) -> str:
+        if self.tier == "host":
+            return (
+                f"swapping out needs {self.needed} host blocks, but the whole host tier has {self.usable}: preempt()"
+                " instead, or build a pager with more num_host_blocks"
+            )
         return (
             f"the request needs {self.needed} blocks, but the whole pool has {self.usable} usable ones:"
             " shorten it or build a larger pager"

@@ -318,7 +318,9 @@ def test_l12_a_sequence_leaves_in_the_middle(state: str, started: bool) -> None:
 
 def test_l13_a_swap_out_that_the_host_has_no_room_for() -> None:
     """A typed refusal before anything moves, each time; the way out is to recompute."""
-    engine = TieredEngine(32, 4, num_host_blocks=10)
+    engine = TieredEngine(32, 4, num_host_blocks=20)
+    other = compute(engine, OTHER[:40])
+    engine.move(other.swap_out())
     sequence = engine.admit(PROMPT)
     engine.step(45)
     for _ in range(3):
@@ -332,4 +334,5 @@ def test_l13_a_swap_out_that_the_host_has_no_room_for() -> None:
     sequence.resume()
     decode(engine, sequence, 3)
     check_answer(sequence, PROMPT, 4)
+    other.release()
     engine.finish()

@@ -87,11 +87,13 @@ class TieredPlayer(Player):
         """A call that copies to the host: copies that are queued are launched first, for it may read their targets."""
         try:
             return call(*arguments)  # type: ignore[no-any-return]
+        except kvpager.NeverFits:
+            return None  # It is larger than the host.
         except kvpager.TransferError:
             self.engine.take_copies()
         try:
             return call(*arguments)  # type: ignore[no-any-return]
-        except kvpager.TransferError:
+        except (kvpager.TransferError, kvpager.NeverFits):
             return None  # The targets are those of an open step.
 
     def serve(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -76,6 +77,10 @@ class Mover(Protocol):
 
     Plans that have a block in common, in the same tier, are carried out in the order in which they were submitted. In
     what order others run, or the blocks of one plan, is open.
+
+    An interrupt (KeyboardInterrupt) in `poll` or `wait` loses no report: what the caller did not get comes with the
+    next one. In a forked child a mover is of no use: `submit`, `poll` and `wait` raise TransferError there, and `close`
+    does nothing, as what is under way is the parent's.
     """
 
     def submit(self, plan: Plan, after: Any = None) -> Ticket:
@@ -97,44 +102,103 @@ class Mover(Protocol):
         ...
 
     def close(self) -> None:
-        """Fails what has not been carried out. A second call does nothing. `poll` goes on working."""
+        """Ends the mover: what has not been carried out fails, and `poll` goes on reporting.
+
+        When it returns, nothing is written any more, nor read: pool and arena may be used otherwise, and every plan
+        that was submitted can be reclaimed. A mover that cannot promise that raises TransferError instead, and has
+        done the rest; a further call tries again. After one that has returned, a further one does nothing.
+        """
         ...
 
 
 class Book:
-    """The tickets of a mover: those under way, in order, and those that have ended and are not reported."""
+    """The tickets of a mover: those under way, in order, and those that have ended and are not reported.
+
+    KeyboardInterrupt is raised in the main thread, between any two steps. So a ticket is moved by steps that may be
+    repeated, and nothing waits with the lock in hand (in a condition, an interrupt can leave it with nobody).
+    """
 
     def __init__(self) -> None:
-        self.under_way: deque[Ticket] = deque()
-        self._ended: deque[Ticket] = deque()
+        self.under_way: dict[Ticket, None] = {}
+        self._ended: dict[Ticket, None] = {}
+        self._waiters: list[threading.Lock] = []
+        self._process = os.getpid()
         self.lock = threading.RLock()
-        """Guards everything here. Taken by itself: a condition's own `with` is Python code, and an interrupt in it
-        would leave the lock taken for ever."""
-        self.changed = threading.Condition(self.lock)
-        """Notified when a ticket ends or arrives."""
+        """Guards everything here."""
+
+    @property
+    def is_here(self) -> bool:
+        """False in a forked child: its memory is a copy, no thread of the mover's runs, and a lock may be taken."""
+        return os.getpid() == self._process
+
+    def check_here(self) -> None:
+        """Raises TransferError in a forked child."""
+        if not self.is_here:
+            raise TransferError(
+                f"this mover belongs to the parent process, {self._process}: make one after os.fork(), or start workers"
+                " with spawn"
+            )
+
+    def begin(self, ticket: Ticket) -> None:
+        """A ticket is under way. With `lock` held."""
+        # Who is woken waits for the lock.
+        self.notify()
+        self.under_way[ticket] = None
 
     def end(self, ticket: Ticket, error: TransferError | None = None) -> None:
-        """Ends a ticket that is under way and keeps it for the next report. With `lock` held."""
-        self.under_way.remove(ticket)
-        ticket._end(error)
-        self._ended.append(ticket)
-        self.changed.notify_all()
+        """Ends a ticket that is under way, and keeps it for the next report; does nothing for another. `lock` held."""
+        if ticket in self.under_way:
+            if not ticket.ended:
+                ticket._end(error)
+            self.notify()
+            self._ended[ticket] = None
+            del self.under_way[ticket]
 
-    def report(self) -> list[Ticket]:
-        """What ended since the last report. With `lock` held."""
-        ended = list(self._ended)
-        self._ended.clear()
-        return ended
+    def notify(self) -> None:
+        """Wakes who waits. With `lock` held."""
+        while self._waiters:
+            waiter = self._waiters[-1]
+            if waiter.locked():
+                waiter.release()
+            del self._waiters[-1]
 
-    def put_back(self, tickets: Sequence[Ticket]) -> None:
-        """Keeps tickets of a report for a later one, before all others. With `lock` held."""
-        self._ended.extendleft(reversed(tickets))
+    def report(self, is_due: Callable[[Ticket], bool] = lambda ticket: True) -> list[Ticket]:
+        """What ended since the last report, but what is not due yet. An interrupt leaves it all for the next report."""
+        due: list[Ticket] = []
+        try:
+            with self.lock:
+                due = [ticket for ticket in self._ended if is_due(ticket)]
+                kept = self._ended.copy()
+                for ticket in due:
+                    del kept[ticket]
+                self._ended = kept
+            return due
+        except BaseException:
+            with self.lock:
+                self._ended = dict.fromkeys(due) | self._ended
+            raise
 
     def pending(self, tickets: Sequence[Ticket] | None) -> bool:
         """True if one of `tickets` (None: of all) has not ended. With `lock` held."""
         if tickets is None:
             return bool(self.under_way)
         return any(not ticket.ended for ticket in tickets)
+
+    def wait_until(self, happened: Callable[[], bool], timeout: float) -> None:
+        """Returns once it has happened, or after so many seconds. Asks with `lock` held, and waits without."""
+        deadline = time.monotonic() + timeout
+        while True:
+            waiter = threading.Lock()
+            with self.lock:
+                seconds = deadline - time.monotonic()
+                if happened() or seconds <= 0:
+                    return
+                waiter.acquire()
+                self._waiters.append(waiter)
+            waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+            with self.lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
 
 
 def finite(timeout: float) -> float:

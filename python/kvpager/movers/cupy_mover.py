@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -129,6 +129,7 @@ class CupyMover:
         calls wait. Split plans of many GB.)
         """
         check_plan(plan, self._num_blocks)
+        self._book.check_here()
         with self._lock, self._device.current():
             if self._closed:
                 raise TransferError("the mover is closed")
@@ -151,11 +152,16 @@ class CupyMover:
                     self._staged(lane, plan, buffer)
             except Exception as fault:
                 error = fault if isinstance(fault, TransferError) else TransferError(f"{type(fault).__name__}: {fault}")
-            self._join(lane, event, plan.source)
-            lane.touch(plan)
-            lane.under_way.append(UnderWay(lane.count, ticket, event, error, buffer))
-            with self._book.lock:
-                self._book.under_way.append(ticket)
+            except BaseException:
+                error = TransferError("its copies were interrupted when some of them were queued")
+                raise
+            finally:
+                # Also then: what is queued runs.
+                self._join(lane, event, plan.source)
+                lane.touch(plan)
+                lane.under_way.append(UnderWay(lane.count, ticket, event, error, buffer))
+                with self._book.lock:
+                    self._book.begin(ticket)
         return ticket
 
     def order(self, stream: Any, ticket: Ticket) -> None:
@@ -169,42 +175,45 @@ class CupyMover:
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`. Asks the device for the oldest plan of each direction."""
+        self._book.check_here()
         self._look()
-        with self._book.lock:
-            return self._book.report()
+        return self._book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`. Asks the device every 50 microseconds or so."""
         deadline = time.monotonic() + finite(timeout)
-        self._look()
-        while True:
-            with self._book.lock:
-                if not self._book.pending(tickets) or time.monotonic() >= deadline:
-                    return self._book.report()
-            time.sleep(_ASK)
-            self._look()
+        self._book.check_here()
+        self._wait_until(lambda: not self._book.pending(tickets), deadline)
+        return self._book.report()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Waits up to `timeout` seconds for what is under way, fails the rest, unpins the arena. Again: does nothing.
+        """Waits up to `timeout` seconds for what is under way, fails the rest, unpins the arena.
 
-        What is queued on a GPU cannot be taken back. If it has not ended in that time, the arena stays pinned, since
-        the device may still write to it.
+        See :meth:`kvpager.movers.Mover.close`. What is queued on a GPU cannot be taken back. If it has not ended in
+        that time, or the device has failed, so that nobody knows, this raises TransferError: the device may still write
+        to pool and arena, which stays pinned. Call it again, or end the process.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        reported = self.wait(timeout)
+        deadline = time.monotonic() + finite(timeout)
+        if not self._book.is_here:
+            return
+        self._closed = True
+        self._wait_until(self._is_idle, deadline)
         with self._lock, self._device.current():
+            is_idle = self._is_idle()
             with self._book.lock:
-                late = list(self._book.under_way)
-                for ticket in late:
+                for ticket in list(self._book.under_way):
                     self._book.end(ticket, TransferError(f"not over {timeout} seconds after the mover was closed"))
-                self._book.put_back(reported)
+            if self._failed is not None:
+                raise TransferError(f"the mover is closed, but the device failed and may still copy: {self._failed}")
+            if not is_idle:
+                raise TransferError(
+                    f"the mover is closed, but the device still copies after {timeout} seconds: leave pool and arena as"
+                    " they are until a further close() succeeds"
+                )
             for lane in self._lanes.values():
-                if not late:
-                    lane.slots.clear()
-            if self._unpin and not late and self._failed is None:
+                lane.slots.clear()
+            if self._unpin:
+                self._unpin = False
                 address = self._host.records.ctypes.data
                 self._device.unpin(address)
                 del _PINNED[address]
@@ -299,17 +308,29 @@ class CupyMover:
         if sizes.size:
             self._device.copy(*merged(targets.ravel(), sources.ravel(), sizes.ravel()), stream)
 
+    def _is_idle(self) -> bool:
+        """True if the device has done all, as far as the mover has looked."""
+        return not any(lane.under_way for lane in self._lanes.values())
+
+    def _wait_until(self, happened: Callable[[], bool], deadline: float) -> None:
+        """Looks at the device until it has happened, or the time is over."""
+        self._look()
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(_ASK)
+            self._look()
+
     def _look(self) -> None:
         """Ends what has ended."""
         with self._lock, self._device.current():
             for lane in self._lanes.values():
                 while lane.under_way and (self._failed is not None or self._happened(lane.under_way[0].event)):
-                    each = lane.under_way.popleft()
+                    # An interrupt may fall between any two of these: the ticket ends before it is left out.
+                    each = lane.under_way[0]
+                    with self._book.lock:
+                        self._book.end(each.ticket, each.error or self._failed)
+                    lane.under_way.popleft()
                     if each.buffer is not None and self._failed is None:
                         self._pool.indices.give(each.buffer)
-                    with self._book.lock:
-                        if not each.ticket.ended:
-                            self._book.end(each.ticket, each.error or self._failed)
 
     def _happened(self, event: Event) -> bool:
         """True also if the device has failed: nothing will happen any more."""

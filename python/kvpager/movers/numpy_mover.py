@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -119,31 +120,35 @@ class NumpyMover:
         check_plan(plan, self._num_blocks)
         if not (after is None or callable(after) or hasattr(after, "wait") or isinstance(after, futures.Future)):
             raise TypeError(f"after must be an event, a future or a function, not {type(after).__name__}")
+        self._book.check_here()
         ticket = Ticket(plan)
         with self._book.lock:
             if self._worker.closing.is_set():
                 raise TransferError("the mover is closed")
             self._worker.afters[ticket] = after
-            self._book.under_way.append(ticket)
-            self._book.changed.notify_all()
+            self._book.begin(ticket)
         return ticket
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`."""
-        with self._book.lock:
-            return self._book.report()
+        self._book.check_here()
+        return self._book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`."""
         seconds = finite(timeout)
-        with self._book.lock:
-            self._book.changed.wait_for(lambda: not self._book.pending(tickets), seconds)
-            return self._book.report()
+        self._book.check_here()
+        self._book.wait_until(lambda: not self._book.pending(tickets), seconds)
+        return self._book.report()
 
     def close(self) -> None:
-        """Ends the MiB or block that is being copied, fails the rest, ends the worker. See :meth:`Mover.close`."""
+        """Ends the MiB or block that is being copied, fails the rest, ends the worker.
+
+        See :meth:`kvpager.movers.Mover.close`, which this mover always keeps. It waits for `after` where that is being
+        asked.
+        """
         self._worker.stop()
-        if threading.current_thread() is not self._thread:
+        if self._book.is_here and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -167,19 +172,20 @@ class _Worker:
 
     def stop(self) -> None:
         """Nothing is begun any more."""
-        with self.book.lock:
+        if self.book.is_here:
             self.closing.set()
-            self.book.changed.notify_all()
+            with self.book.lock:
+                self.book.notify()
 
     def run(self) -> None:
         """The worker: one ticket after the other, until the mover is closed."""
         book = self.book
         while True:
+            book.wait_until(lambda: bool(book.under_way) or self.closing.is_set(), math.inf)
             with book.lock:
-                book.changed.wait_for(lambda: book.under_way or self.closing.is_set())
                 if not book.under_way:
                     return
-                ticket = book.under_way[0]
+                ticket = next(iter(book.under_way))
                 after = self.afters.pop(ticket)
             error: TransferError | None = None
             try:

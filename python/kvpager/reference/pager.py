@@ -688,10 +688,13 @@ class Pager:
         self._require_transfers("swap_out")
         if not self._pool.given.keys().isdisjoint(record.table):
             raise TransferError(f"swap_out refused: an open step is to copy to a block of sequence {record.id}")
+        stop = num_blocks(record.num_committed, self.block_size)
+        if stop > self.num_host_blocks:
+            self._counters.refused_calls += 1
+            raise NeverFits(stop, self.num_host_blocks, "host")
         live = record.live_path()
         shared = self._host.index.copies_of(live)
         shared = shared[: whole_runs(record.tokens, len(shared), self.block_size)]
-        stop = num_blocks(record.num_committed, self.block_size)
         needed, free = stop - len(shared), len(self._host.free)
         evictable = self._host.evictable - sum(self._host.is_evictable(node.block) for node in shared)
         if needed > free + evictable:

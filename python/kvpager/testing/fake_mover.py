@@ -108,7 +108,7 @@ class FakeMover:
         end = Operation(f"{name} ends", partial(self._end, ticket, failing), [start, *copies, *frozen])
         self._ends[ticket] = self._schedule.add(end)
         self._held_back[ticket] = self._random.randint(0, self._late)
-        self._book.under_way.append(ticket)
+        self._book.begin(ticket)
         if start.ready():
             self._schedule.run(start)
         return ticket
@@ -135,15 +135,7 @@ class FakeMover:
     def poll(self) -> list[Ticket]:
         """Carries out a few operations. See :meth:`kvpager.movers.Mover.poll`; a report may come `late` polls later."""
         self.run_some()
-        with self._book.changed:
-            ended = self._book.report()
-        due = [ticket for ticket in ended if self._held_back[ticket] == 0]
-        held_back = [ticket for ticket in ended if self._held_back[ticket] > 0]
-        for ticket in held_back:
-            self._held_back[ticket] -= 1
-        with self._book.changed:
-            self._book.put_back(held_back)
-        return due
+        return self._book.report(self._is_due)
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """Carries out operations until the tickets have ended or nothing more can run (timeout 0: none).
@@ -153,16 +145,14 @@ class FakeMover:
         if finite(timeout) > 0:
             while self._book.pending(tickets) and self._schedule.run_one():
                 pass
-        with self._book.changed:
-            return self._book.report()
+        return self._book.report()
 
     def close(self) -> None:
         """Fails what has not ended; its destinations stay as they are. See :meth:`kvpager.movers.Mover.close`."""
         self._closed = True
         self._schedule.queued.clear()
-        with self._book.changed:
-            for ticket in list(self._book.under_way):
-                self._book.end(ticket, TransferError("the mover was closed before the copy was over"))
+        for ticket in list(self._book.under_way):
+            self._book.end(ticket, TransferError("the mover was closed before the copy was over"))
 
     def __enter__(self) -> Self:
         return self
@@ -171,6 +161,12 @@ class FakeMover:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _is_due(self, ticket: Ticket) -> bool:
+        """False as often as its report is to be late."""
+        polls = self._held_back[ticket]
+        self._held_back[ticket] = max(0, polls - 1)
+        return polls == 0
 
     def _draw_frozen(self, name: str) -> list[Operation]:
         """What a plan that never ends waits for: usually nothing."""
@@ -200,8 +196,7 @@ class FakeMover:
         error = None
         if failing:
             error = TransferError(f"{len(failing)} of {len(ticket.plan)} blocks failed, as the seed wanted")
-        with self._book.changed:
-            self._book.end(ticket, error)
+        self._book.end(ticket, error)
         del self._ends[ticket]
 
 

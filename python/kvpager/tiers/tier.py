@@ -246,7 +246,7 @@ class Tier:
         """The pager forgot a path's last block and all below it: so does the store. Cost: a look at every record."""
         with self._lock:
             records = self._pager.store_keys(tokens, namespace=namespace)
-            # A run of content tokens at the end may go on, and has no key: then the block above it goes, with all below.
+            # A run of content tokens at the end may go on, and has no key: then the block above goes, with all below.
             key = records.keys[-1:] if len(records.keys) else self._root(namespace)
             self._drop(lambda: self._store.delete_many(np.ascontiguousarray(key)))
 

@@ -24,7 +24,7 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
         Error::OutOfBlocks { needed, free, evictable, total, rows, reserve, tier } => {
             raise(py, "OutOfBlocks", (needed, free, evictable, total, rows.into_vec(), reserve, tier.name()))
         }
-        Error::NeverFits { needed, usable } => raise(py, "NeverFits", (needed, usable)),
+        Error::NeverFits { needed, usable, tier } => raise(py, "NeverFits", (needed, usable, tier.name())),
         Error::Stale { sequence, state, call } => raise(py, "StaleHandle", (sequence, state, call)),
         Error::Token { position, value } => {
             let value = value.cast_signed();

@@ -350,8 +350,8 @@ impl PySequence {
     ///     An open step names it.
     /// TransferError
     ///     There are no host blocks, or copies are queued: `take_copies` comes first.
-    /// OutOfBlocks
-    ///     The host (`tier="host"`) has no room. Nothing was changed.
+    /// NeverFits, OutOfBlocks
+    ///     The host (`tier="host"`) has fewer blocks than the sequence, or no room now. Nothing was changed.
     ///
     /// Cost: the length of the sequence. If memory runs out (or Ctrl-C comes) when the plan is made already, it is among
     /// `Pager.plans()`.
@@ -363,7 +363,7 @@ impl PySequence {
         made.build(py)
     }
 
-    /// As `swap_out`, but None where that raises OutOfBlocks. Compare with `is None`: an empty plan is false.
+    /// As `swap_out`, but None where that raises OutOfBlocks (not NeverFits: waiting cannot help). Compare with `is None`: an empty plan is false.
     fn try_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let made = self.shared.change(py, |pager| {
             let id = none_if_full(pager.swap_out(self.handle))?;

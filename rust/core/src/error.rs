@@ -34,6 +34,8 @@ pub enum Error {
         needed: usize,
         /// Blocks that sequences can ever hold.
         usable: usize,
+        /// Where it is too large.
+        tier: Tier,
     },
     /// The handle's sequence does not allow this call.
     Stale {
@@ -75,8 +77,8 @@ impl fmt::Display for Error {
                     tier.name()
                 )
             }
-            Self::NeverFits { needed, usable } => {
-                write!(f, "needs {needed} blocks; the pool has {usable}")
+            Self::NeverFits { needed, usable, tier } => {
+                write!(f, "needs {needed} blocks of the {}, which has {usable}", tier.name())
             }
             Self::Stale { sequence, state, call } => write!(f, "{call}: sequence {sequence} is {state}"),
             Self::Token { position, value } => {

@@ -1,8 +1,14 @@
 //! Memory that may be refused: large buffers are asked for, never assumed.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use crate::error::{Error, Result};
+
+/// A table whose growth can be refused (`try_reserve`), where that of an ordered map would end the process. Nothing is
+/// decided by its order (I11).
+pub type Table<Key, Value> = HashMap<Key, Value, BuildHasherDefault<DefaultHasher>>;
 
 /// `len` zeros. The kernel gives the pages only when they are touched, so a table sized for the worst case costs what
 /// is used of it.

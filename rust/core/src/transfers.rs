@@ -3,7 +3,8 @@
 //! The core plans and guards, a mover copies, the core is told. A plan is named by a number, which is used again once it
 //! has ended, and a generation, by which late reports of it are recognised.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
 use crate::digest::{Digest, Records};
@@ -84,6 +85,57 @@ pub struct Member {
     pub end: usize,
 }
 
+/// Those who take part in a fetch, in the order of joining. Who is released leaves by being counted no more: nobody is
+/// looked for, and a released sequence's handle reaches nobody.
+#[derive(Debug, Default)]
+pub struct Members {
+    /// The order of joining is that of the serial numbers: a sequence joins when it is admitted.
+    joined: Vec<Member>,
+    num_waiting: usize,
+}
+
+impl Members {
+    /// Makes room for one more: in the place of those who have left, if they are the half.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn reserve(&mut self, is_waiting: impl Fn(Handle) -> bool) -> Result<()> {
+        if self.joined.len() == self.joined.capacity() && self.num_waiting <= self.joined.len() / 2 {
+            self.joined.retain(|member| is_waiting(member.sequence));
+        }
+        Ok(self.joined.try_reserve(1)?)
+    }
+
+    /// One more takes part; `reserve` made room.
+    pub fn join(&mut self, member: Member) {
+        self.joined.push(member);
+        self.num_waiting += 1;
+    }
+
+    /// One of them was released.
+    pub const fn leave(&mut self) {
+        self.num_waiting -= 1;
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub const fn num_waiting(&self) -> usize {
+        self.num_waiting
+    }
+
+    /// The part of one of them, 0 for nobody.
+    #[must_use]
+    pub fn end_of(&self, serial: u64) -> usize {
+        let found = self.joined.binary_search_by_key(&serial, |member| member.sequence.serial);
+        found.map_or(0, |nth| self.joined[nth].end)
+    }
+
+    /// All who have joined, also those who were released.
+    pub fn iter(&self) -> impl Iterator<Item = &Member> {
+        self.joined.iter()
+    }
+}
+
 /// The sequence behind a swap.
 #[derive(Debug)]
 pub enum Owner {
@@ -117,8 +169,8 @@ pub enum Work {
         start: usize,
         /// The host's node that ends with the last of them.
         source: Option<NodeId>,
-        /// Who waits for them, in the order of joining.
-        members: Vec<Member>,
+        /// Who waits for them.
+        members: Members,
     },
     /// A sequence leaves the device.
     SwapOut {
@@ -225,14 +277,15 @@ pub struct Plan {
 pub struct Plans {
     /// By number: how often it has been used, and by whom it is.
     slots: Vec<(u32, Option<Box<Plan>>)>,
-    free: BTreeSet<u32>,
+    /// Numbers that are free, the lowest on top; room for all.
+    free: BinaryHeap<Reverse<u32>>,
     next_serial: u64,
     /// Blocks of each tier that plans write, and of these the abandoned ones'.
     writing: [usize; 3],
     quarantined: [usize; 3],
     in_flight: InFlight,
-    /// Fetches that can be joined, by their places, oldest first.
-    fetches: BTreeMap<(NodeId, u32), Vec<PlanId>>,
+    /// Fetches that somebody waits for, by their places and their order.
+    fetches: BTreeMap<(NodeId, u32, u64), PlanId>,
     /// Loads of which all is still wanted, by the keys of their first blocks.
     loads: BTreeMap<Digest, PlanId>,
 }
@@ -261,7 +314,7 @@ impl Plans {
     pub fn new(num_blocks: usize) -> Result<Self> {
         Ok(Self {
             slots: Vec::new(),
-            free: BTreeSet::new(),
+            free: BinaryHeap::new(),
             next_serial: 0,
             writing: [0; 3],
             quarantined: [0; 3],
@@ -288,18 +341,19 @@ impl Plans {
         start..start + len
     }
 
-    /// Makes room for a plan, so that adding it cannot fail.
+    /// Makes room for a plan, so that adding it and ending it cannot fail.
     ///
     /// # Errors
     /// `Memory` if the allocator refuses.
     pub fn reserve(&mut self) -> Result<()> {
-        Ok(self.slots.try_reserve(1)?)
+        self.slots.try_reserve(1)?;
+        Ok(self.free.try_reserve(self.slots.len() + 1 - self.free.len())?)
     }
 
     /// The name that the next plan will have.
     #[must_use]
     pub fn next_id(&self) -> PlanId {
-        let number = self.free.first().copied().unwrap_or(self.slots.len() as u32);
+        let number = self.free.peek().map_or(self.slots.len() as u32, |number| number.0);
         let generation = self.slots.get(number as usize).map_or(0, |slot| slot.0);
         PlanId { number, generation }
     }
@@ -310,16 +364,15 @@ impl Plans {
         let serial = self.next_serial;
         self.next_serial += 1;
         self.writing[work.target() as usize] += targets.len();
-        if let Work::Fetch { place, .. } = work {
-            self.fetches.entry(place).or_default().push(id);
+        if let Work::Fetch { place: (node, hash), .. } = work {
+            self.fetches.insert((node, hash, serial), id);
         }
         if let Work::Load(load) = &work {
             self.loads.insert(load.records.keys[0], id);
         }
         let plan = Box::new(Plan { id, serial, state: PlanState::Planned, sources, targets, work });
-        self.free.remove(&id.number);
-        if let Some(slot) = self.slots.get_mut(id.number as usize) {
-            slot.1 = Some(plan);
+        if self.free.pop().is_some() {
+            self.slots[id.number as usize].1 = Some(plan);
         } else {
             self.slots.push((0, Some(plan)));
         }
@@ -354,7 +407,7 @@ impl Plans {
         let (generation, slot) = self.slots.get_mut(id.number as usize)?;
         let plan = slot.take()?;
         *generation += 1;
-        self.free.insert(id.number);
+        self.free.push(Reverse(id.number));
         let tier = plan.work.target() as usize;
         match plan.state {
             PlanState::Abandoned(_) => self.quarantined[tier] -= plan.targets.len(),
@@ -364,10 +417,25 @@ impl Plans {
         Some(plan)
     }
 
-    /// Fetches of blocks at a place that can be joined, oldest first.
-    pub fn fetches_at(&self, place: (NodeId, u32)) -> impl Iterator<Item = &Plan> {
-        let ids = self.fetches.get(&place).into_iter().flatten();
-        ids.filter_map(|&id| self.get(id).ok().flatten())
+    /// Fetches of blocks at a place that somebody waits for, oldest first.
+    pub fn fetches_at(&self, (node, hash): (NodeId, u32)) -> impl Iterator<Item = &Plan> {
+        let ids = self.fetches.range((node, hash, 0)..=(node, hash, u64::MAX));
+        ids.filter_map(|(_, &id)| self.get(id).ok().flatten())
+    }
+
+    /// One of those who wait for a fetch was released. Answers whether that was the last, and nobody has started the plan.
+    pub fn leave_fetch(&mut self, id: PlanId) -> bool {
+        let Some(Plan { serial, state, work: Work::Fetch { place: (node, hash), members, .. }, .. }) = self.get_mut(id)
+        else {
+            return false;
+        };
+        members.leave();
+        if members.num_waiting() > 0 {
+            return false;
+        }
+        let (key, is_planned) = ((*node, *hash, *serial), *state == PlanState::Planned);
+        self.fetches.remove(&key);
+        is_planned
     }
 
     /// The load that brings the block of this key first.
@@ -418,13 +486,8 @@ impl Plans {
         }
         match plan.work {
             Work::Offload { .. } => self.in_flight.set(&plan.sources, false),
-            Work::Fetch { place, .. } => {
-                if let Some(fetches) = self.fetches.get_mut(&place) {
-                    fetches.retain(|&id| id != plan.id);
-                    if fetches.is_empty() {
-                        self.fetches.remove(&place);
-                    }
-                }
+            Work::Fetch { place: (node, hash), .. } => {
+                self.fetches.remove(&(node, hash, plan.serial));
             }
             Work::Load(ref load) => {
                 let first = load.records.keys[0];
@@ -446,6 +509,12 @@ impl Plans {
     #[must_use]
     pub const fn num_quarantined(&self, tier: Tier) -> usize {
         self.quarantined[tier as usize]
+    }
+
+    /// Plans that have been there at once: their numbers are below this.
+    #[must_use]
+    pub const fn num_slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// All plans, in no order that means anything.

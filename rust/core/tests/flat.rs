@@ -7,12 +7,14 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use kvpager_core::check::check;
 use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::Token;
+use kvpager_core::pager::{Admitted, End, Wish};
 use kvpager_core::{Config, Pager, PolicyKind};
 use support::allocator::{Allocator, measure};
-use support::{A, B, cache, config, hit_tokens, pager, start};
+use support::{A, B, cache, config, fetch_joined, hit_tokens, pager, start};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -201,4 +203,50 @@ fn i13_any_number_of_preempted_sequences_may_have_namespaces_of_their_own() {
     };
     let (few, many) = (time(10), time(20_000));
     assert!(many < few * 20 + Duration::from_micros(50), "{few:?} beside 10, {many:?} beside 20,000");
+}
+
+/// Regression: who left was looked for among all who had joined.
+#[test]
+fn i13_one_of_many_that_joined_a_fetch_leaves_at_the_same_cost() {
+    let time = |count: usize| {
+        let (mut pager, _, handles) = fetch_joined(2, count);
+        let mut each = handles[count / 2..].iter();
+        fastest(8, || pager.release(*each.next().unwrap(), Departure::Aborted))
+    };
+    let (few, many) = (time(20), time(300_000));
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} of 20, {many:?} of 300,000");
+}
+
+/// Who joins and leaves again and again leaves nothing behind.
+#[test]
+fn i13_a_fetch_may_be_joined_and_left_any_number_of_times() {
+    let (mut pager, plan, handles) = fetch_joined(2, 3);
+    pager.release(handles[2], Departure::Aborted);
+    let prompt: Vec<Token> = (0..4).chain([1, 1, 0]).collect();
+    let mut join_and_leave = || {
+        let wish = Wish { pinned: false, wait: false, fetch: Some(1) };
+        let Admitted::Sequence(handle) = pager.admit_as(&prompt, A, wish).unwrap() else { unreachable!() };
+        assert_eq!(pager.sequence(handle, "test").unwrap().plan, Some(plan));
+        pager.release(handle, Departure::Aborted);
+    };
+    (0..100).for_each(|_| join_and_leave());
+    let ((), measured) = measure(|| (0..10_000).for_each(|_| join_and_leave()));
+    assert_eq!(measured.live_bytes, 0, "{measured:?}");
+    assert!(pager.end_plan(plan, End::Complete).unwrap());
+    assert_eq!(check(&pager).unwrap(), [] as [String; 0]);
+}
+
+/// Regression: for each plan, the checker looked at each sequence.
+#[test]
+fn i13_the_checker_takes_its_time_for_each_plan_once() {
+    let time = |count: usize| {
+        let mut pager = Pager::new(Config { num_host_blocks: count, ..config(count, 1) }).unwrap();
+        for nth in 0..count {
+            let handle = start(&mut pager, &[nth as Token]);
+            pager.swap_out(handle).unwrap();
+        }
+        fastest(3, || assert_eq!(check(&pager).unwrap(), [] as [String; 0]))
+    };
+    let (few, many) = (time(500), time(20_000));
+    assert!(many < few * 400, "{few:?} for 500, {many:?} for 20,000: 40 times as many");
 }

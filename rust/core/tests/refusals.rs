@@ -6,12 +6,15 @@
 mod support;
 
 use kvpager_core::dump::dump;
+use kvpager_core::evict::Departure;
+use kvpager_core::pager::End;
 use kvpager_core::run::{RUN_TOKENS_MAX, Run};
 use kvpager_core::tail::Tail;
-use kvpager_core::{Error, Pager};
-use support::allocator::{Allocator, refuse_above, refuse_nth};
+use kvpager_core::transfers::PlanId;
+use kvpager_core::{Error, Pager, Result};
+use support::allocator::{Allocator, refuse_above, refuse_from, refuse_nth};
 use support::history::{Answer, Call, Driver, Story, draw_config};
-use support::{A, Rng, assert_sound, config, seeds};
+use support::{A, Rng, assert_sound, config, fetch_joined, seeds};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -121,4 +124,48 @@ fn i7_forgetting_many_nodes_can_be_refused() {
     }
     history.push(Call::Forget(vec![7], A));
     assert!(refuse_each(&history, &make, 0) > 0);
+}
+
+/// Regression: the number of the plan, and the blocks that its sequences hold beside their paths, went into ordered maps, whose growth
+/// nobody can refuse: without memory the process ended. From each request on all are refused here, whatever their size.
+#[test]
+fn i7_the_end_of_a_fetch_that_many_joined_asks_before_anything_changes() {
+    type Ending = fn(&mut Pager, PlanId) -> Result<bool>;
+    const DONE: [bool; 9] = [true, true, true, true, true, false, true, true, true];
+    let ends: [(&str, Ending); 4] = [
+        ("complete", |pager, plan| pager.end_plan(plan, End::Complete)),
+        ("fail", |pager, plan| pager.end_plan(plan, End::Failed(None))),
+        ("fail in part", |pager, plan| pager.end_plan(plan, End::Failed(Some(&DONE)))),
+        ("abandon", Pager::abandon_plan),
+    ];
+    for (name, end) in ends {
+        let mut met = [0; 2];
+        for nth in 0.. {
+            let (mut pager, plan, handles) = fetch_joined(9, 4);
+            pager.release(handles[1], Departure::Aborted);
+            let before = dump(&pager, true).unwrap();
+            let (answer, was_refused) = refuse_from(nth, || end(&mut pager, plan));
+            assert_sound(&pager);
+            if !was_refused {
+                break;
+            }
+            met[usize::from(answer.is_ok())] += 1;
+            if let Err(error) = answer {
+                assert_eq!((error, dump(&pager, true).unwrap()), (Error::Memory, before), "I7: {name}, request {nth}");
+                assert!(end(&mut pager, plan).unwrap());
+            }
+            // What could not be indexed without memory is indexed later; what arrived is there.
+            let arrived = match name {
+                "complete" => 18,
+                "fail in part" => 10,
+                _ => 0,
+            };
+            for handle in [handles[0], handles[2], handles[3]] {
+                let sequence = pager.sequence(handle, "test").unwrap();
+                assert_eq!((sequence.num_cached, sequence.len), (arrived, 21), "{name}, request {nth}");
+            }
+            assert!(pager.unfinished_plans(None).unwrap().len() == usize::from(name == "abandon"));
+        }
+        assert!(met[0] > 0, "{name}: {met:?} requests refused and done without");
+    }
 }

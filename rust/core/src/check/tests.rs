@@ -5,9 +5,10 @@ use crate::config::{Config, PolicyKind};
 use crate::dump::dump;
 use crate::evict::{Context, Departure};
 use crate::ids::{BlockId, Handle, NodeId, TOKEN_END, Token};
-use crate::pager::{ExtraHold, Pager};
+use crate::pager::{Admitted, End, ExtraHold, Pager, Wish};
 use crate::run::Run;
 use crate::sequence::Sequence;
+use crate::transfers::PlanId;
 
 const A: &[u8] = b"\0a";
 const B: &[u8] = b"\0b";
@@ -463,5 +464,39 @@ fn i9_a_copy_into_a_free_block() {
     expect("I9", "a copy into free block", |scene| {
         let (source, free) = (scene.block_of(scene.cached()), scene.free_block());
         scene.pager.copies.push(source, free);
+    });
+}
+
+// ---- I10 -----------------------------------------------------------------------------------------------------------
+
+/// A healthy pager with a fetch that one sequence waits for, and the fetch broken.
+fn expect_of_fetch(violation: &str, break_it: impl FnOnce(&mut Pager, PlanId, Handle)) {
+    let mut pager = Pager::new(Config { num_host_blocks: 4, ..config() }).unwrap();
+    let first = start(&mut pager, &[1, 2, 3], A);
+    let offload = pager.offload_committed(first).unwrap().unwrap();
+    pager.start_plan(offload, None).unwrap();
+    pager.end_plan(offload, End::Complete).unwrap();
+    pager.release(first, Departure::Finished);
+    let all = pager.admit(&[9; 80], A, false).unwrap();
+    pager.release(all, Departure::Aborted);
+    let wish = Wish { pinned: false, wait: false, fetch: Some(1) };
+    let Admitted::Sequence(handle) = pager.admit_as(&[1, 2, 4], A, wish).unwrap() else { unreachable!() };
+    let plan = pager.sequence(handle, "test").unwrap().plan.unwrap();
+    assert_eq!(check(&pager).unwrap(), [] as [String; 0]);
+    break_it(&mut pager, plan, handle);
+    let found = check(&pager).unwrap();
+    assert!(found.iter().any(|each| each.starts_with("I10") && each.contains(violation)), "{found:#?}");
+}
+
+#[test]
+fn i10_a_fetch_that_others_wait_for_than_it_says() {
+    expect_of_fetch("which counts 0 and is for 1", |pager, plan, _| {
+        pager.plans.leave_fetch(plan);
+    });
+    expect_of_fetch("which does not wait for it", |pager, _, handle| {
+        pager.sequences.get_mut(handle).unwrap().plan = None;
+    });
+    expect_of_fetch("which is no more", |pager, plan, _| {
+        pager.plans.remove(plan);
     });
 }

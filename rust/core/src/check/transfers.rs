@@ -4,7 +4,7 @@ use super::Checker;
 use crate::blocks::State as BlockState;
 use crate::error::Result;
 use crate::evict::Eviction;
-use crate::ids::{BlockId, NodeId};
+use crate::ids::{BlockId, Handle, NodeId};
 use crate::index::Index;
 use crate::memory::{self, zeroed};
 use crate::sequence::State;
@@ -17,6 +17,7 @@ impl Checker<'_> {
         let pager = self.pager;
         let (mut writing, mut quarantined) = ([0; 3], [0; 3]);
         let (mut ends, mut host_ends) = (Vec::new(), Vec::new());
+        let sequences = self.count_waiting()?;
         for plan in pager.plans.iter() {
             let is_abandoned = matches!(plan.state, PlanState::Abandoned(_));
             let count = if is_abandoned { &mut quarantined } else { &mut writing };
@@ -41,7 +42,7 @@ impl Checker<'_> {
                     memory::push(&mut host_ends, end)?;
                 }
             }
-            self.check_waiting(plan);
+            self.check_waiting(plan, sequences[plan.id.number as usize]);
         }
         for sequence in pager.released_while_leaving() {
             self.check_running(sequence)?;
@@ -60,25 +61,46 @@ impl Checker<'_> {
         }
     }
 
-    /// Those who wait for a plan are those whom it names.
-    fn check_waiting(&mut self, plan: &Plan) {
+    /// How many sequences wait for each plan, by its number.
+    fn count_waiting(&mut self) -> Result<Vec<usize>> {
         let pager = self.pager;
-        let (handles, state): (Vec<_>, State) = match &plan.work {
-            Work::Fetch { members, .. } => (members.iter().map(|member| member.sequence).collect(), State::Fetching),
-            Work::SwapOut { owner: Owner::Sequence(handle), .. } => (vec![*handle], State::SwappingOut),
-            Work::SwapIn { owner: Owner::Sequence(handle) } => (vec![*handle], State::SwappingIn),
-            _ => (Vec::new(), State::Running),
-        };
-        for handle in &handles {
-            let waits = pager
-                .sequences
-                .get(*handle)
-                .is_some_and(|sequence| sequence.state == state && sequence.plan == Some(plan.id));
-            self.expect(waits, || format!("I10: {:?} is for {handle:?}, which does not wait for it", plan.id));
+        let mut waiting = zeroed(pager.plans.num_slots())?;
+        for sequence in pager.sequences.iter() {
+            let Some(id) = sequence.plan else { continue };
+            if matches!(pager.plans.get(id), Ok(Some(_))) {
+                waiting[id.number as usize] += 1;
+            } else {
+                self.violations.push(format!("I10: sequence {} waits for {id:?}, which is no more", sequence.serial));
+            }
         }
-        let waiting = pager.sequences.iter().filter(|sequence| sequence.plan == Some(plan.id)).count();
-        self.expect(waiting == handles.len(), || {
-            format!("I10: {waiting} sequences wait for {:?}, which is for {}", plan.id, handles.len())
+        Ok(waiting)
+    }
+
+    /// Those who wait for a plan are those whom it names.
+    fn check_waiting(&mut self, plan: &Plan, waiting: usize) {
+        let (pager, mut named) = (self.pager, 0);
+        let mut expect = |handle: Handle, state: State| {
+            named += 1;
+            let sequence = pager.sequences.get(handle);
+            let waits = sequence.is_some_and(|sequence| sequence.state == state && sequence.plan == Some(plan.id));
+            self.expect(waits, || format!("I10: {:?} is for {handle:?}, which does not wait for it", plan.id));
+        };
+        match &plan.work {
+            Work::Fetch { members, .. } => {
+                // Who was released is named, and not counted.
+                for handle in members.iter().map(|member| member.sequence) {
+                    if pager.sequences.get(handle).is_some() {
+                        expect(handle, State::Fetching);
+                    }
+                }
+            }
+            Work::SwapOut { owner: Owner::Sequence(handle), .. } => expect(*handle, State::SwappingOut),
+            Work::SwapIn { owner: Owner::Sequence(handle) } => expect(*handle, State::SwappingIn),
+            _ => {}
+        }
+        let counted = if let Work::Fetch { members, .. } = &plan.work { members.num_waiting() } else { named };
+        self.expect((waiting, counted) == (named, named), || {
+            format!("I10: {waiting} sequences wait for {:?}, which counts {counted} and is for {named}", plan.id)
         });
     }
 

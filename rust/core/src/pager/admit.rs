@@ -189,7 +189,7 @@ impl Pager {
         let usable = self.config.usable_blocks();
         if blocks > usable {
             check_tokens(tokens, 0)?;
-            return Err(Error::NeverFits { needed: blocks, usable });
+            return Err(Error::NeverFits { needed: blocks, usable, tier: Tier::Device });
         }
         let found = self.find(tokens, namespace);
         self.plan_from(found, blocks, Supply::Usual, || check_tokens(tokens, 0))

@@ -5,6 +5,7 @@ use crate::batch::PLACEHOLDER;
 use crate::content;
 use crate::ids::{Handle, Token};
 use crate::index::Found;
+use crate::memory;
 use crate::sequence::Sequence;
 
 /// A sequence that computes what a prompt wants.
@@ -47,7 +48,8 @@ impl Pager {
         None
     }
 
-    /// Announces the block behind a sequence's path, if it is to be computed and nobody else has.
+    /// Announces the block behind a sequence's path, if it is to be computed and nobody else has. Where the allocator
+    /// refuses, nobody waits for it.
     pub(super) fn announce(&mut self, sequence: &mut Sequence) {
         let block_size = self.config.block_size;
         let is_computed = sequence.num_committed >= (sequence.path_blocks + 1) * block_size;
@@ -59,12 +61,18 @@ impl Pager {
             return;
         }
         let key = (sequence.end, self.index.hash(sequence.end, block));
-        let others = self.announced.entry(key).or_default();
         let is_same =
             |other: &Handle| self.sequences.get(*other).is_some_and(|other| other.tail.block(0, block_size) == block);
-        if !others.iter().any(is_same) {
-            others.push(Handle { slot: sequence.slot, serial: sequence.serial });
+        if self.announced.get(&key).is_some_and(|others| others.iter().any(is_same))
+            || self.announced.try_reserve(1).is_err()
+        {
+            return;
+        }
+        let others = self.announced.entry(key).or_default();
+        if memory::push(others, Handle { slot: sequence.slot, serial: sequence.serial }).is_ok() {
             sequence.announced = Some(key);
+        } else if others.is_empty() {
+            self.announced.remove(&key);
         }
     }
 

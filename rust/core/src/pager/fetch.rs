@@ -17,7 +17,7 @@ use crate::ids::{BlockId, Handle, NodeId, Token};
 use crate::index::Found;
 use crate::memory::{self, with_capacity};
 use crate::sequence::{Sequence, State};
-use crate::transfers::{Member, Plan, PlanId, PlanState, Work};
+use crate::transfers::{Member, Members, Plan, PlanId, Work};
 
 /// What can be fetched for a prompt.
 enum Source {
@@ -125,9 +125,10 @@ impl Pager {
 
     /// How far a plan brings what a prompt wants behind a place.
     fn fetched_end(&self, plan: &Plan, place: Found, tokens: &[Token], limit: usize) -> Option<usize> {
-        let Work::Fetch { start, source: Some(source), members, .. } = &plan.work else { return None };
-        let (host, member) = (self.host.as_ref()?, self.sequences.get(members.first()?.sequence)?);
-        if *start != place.blocks || member.end != place.node || !host.index.is_live(*source) {
+        let Work::Fetch { start, source: Some(source), .. } = &plan.work else { return None };
+        let host = self.host.as_ref()?;
+        // Somebody waits for it, and holds the node above.
+        if *start != place.blocks || !host.index.is_live(*source) {
             return None;
         }
         let block_size = self.config.block_size;
@@ -143,8 +144,7 @@ impl Pager {
         let Some(Plan { work: Work::Fetch { start, source: Some(source), members, .. }, sources, .. }) = plan else {
             return false;
         };
-        let end =
-            members.iter().find(|member| member.sequence.serial == sequence.serial).map_or(0, |member| member.end);
+        let end = members.end_of(sequence.serial);
         let is_live = |host: &Host| host.index.live_part(*source, start + sources.len()).blocks >= end;
         self.host.as_ref().is_some_and(|host| !is_live(host))
     }
@@ -163,7 +163,7 @@ impl Pager {
         let mut shared: Vec<BlockId> = with_capacity(end - start)?;
         shared.extend_from_slice(&plan.targets[..end - start]);
         if let Work::Fetch { members, .. } = &mut plan.work {
-            members.try_reserve(1)?;
+            members.reserve(|handle| self.sequences.get(handle).is_some())?;
         }
         let admission = self.plan_fetch(tokens, found, Supply::Shared(shared))?;
         let handle = self.begin(tokens, namespace, pinned, &admission)?;
@@ -187,8 +187,8 @@ impl Pager {
         let source = host.end_at(on_host)?;
         let (mut sources, mut targets) = (with_capacity(len)?, with_capacity(len)?);
         host.index.push_path_blocks(source, on_host.blocks, start, &mut sources);
-        let mut members = Vec::new();
-        members.try_reserve(1)?;
+        let mut members = Members::default();
+        members.reserve(|_| true)?;
         self.plans.reserve()?;
 
         let handle = self.begin(tokens, namespace, pinned, &admission)?;
@@ -220,18 +220,14 @@ impl Pager {
             sequence.plan = Some(id);
         }
         if let Some(Plan { work: Work::Fetch { members, .. }, .. }) = self.plans.get_mut(id) {
-            members.push(Member { sequence: handle, end });
+            members.join(Member { sequence: handle, end });
         }
     }
 
     /// A sequence that waited was released. A plan that nobody waits for, and nobody has started, is cancelled.
     pub(super) fn leave_fetch(&mut self, sequence: &Sequence) {
-        let Some(id) = sequence.plan else { return };
-        let Some(plan) = self.plans.get_mut(id) else { return };
-        let Work::Fetch { members, .. } = &mut plan.work else { return };
-        members.retain(|member| member.sequence.serial != sequence.serial);
-        if members.is_empty()
-            && plan.state == PlanState::Planned
+        if let Some(id) = sequence.plan
+            && self.plans.leave_fetch(id)
             && let Some(mut plan) = self.plans.remove(id)
         {
             self.end_fetch(&mut plan, End::Cancelled);
@@ -250,7 +246,7 @@ impl Pager {
             source.zip(self.host.as_ref()).map_or(blocks, |(source, host)| host.index.live_part(source, blocks).blocks);
         self.let_go_of_targets(plan.work.target(), &plan.targets);
         self.let_go_on_host(source);
-        for member in members {
+        for member in members.iter() {
             let Some(mut sequence) = self.sequences.take(member.sequence) else { continue };
             let block_size = self.config.block_size;
             let blocks = member.end.min(start + num_done);
@@ -274,7 +270,7 @@ impl Pager {
     pub(super) fn tokens_of_members(&self, id: PlanId) -> Result<Vec<Known>> {
         let mut tokens = Vec::new();
         if let Some(Plan { work: Work::Fetch { members, .. }, .. }) = self.plans.get(id)? {
-            for member in members {
+            for member in members.iter() {
                 if let Some(sequence) = self.sequences.get(member.sequence) {
                     memory::push(&mut tokens, self.known_tokens(sequence)?)?;
                 }
@@ -284,9 +280,11 @@ impl Pager {
     }
 
     /// A fetch is given up: who waited is preempted.
-    pub(super) fn abandon_fetch(&mut self, members: Vec<Member>, tokens: Vec<Known>) {
-        for (member, tokens) in members.into_iter().zip(tokens) {
+    pub(super) fn abandon_fetch(&mut self, members: &Members, tokens: Vec<Known>) {
+        let mut tokens = tokens.into_iter();
+        for member in members.iter() {
             let Some(mut sequence) = self.sequences.take(member.sequence) else { continue };
+            let Some(tokens) = tokens.next() else { unreachable!("I10: the tokens of each were kept") };
             sequence.plan = None;
             self.preempt_with(&mut sequence, member.sequence, tokens);
             self.sequences.put_back(member.sequence, sequence);

@@ -194,6 +194,7 @@ impl Pager {
         // Whatever can be refused comes first; splits do not show.
         let (partial, tail) = self.partial_block(sequence, path_blocks, len % block_size)?;
         let end = self.end_at(self.place(sequence, path_blocks))?;
+        self.extra_holds.try_reserve(usize::from(partial.is_some()))?;
 
         // Cut back above what was forgotten, it still publishes nothing more.
         sequence.is_silent |= !self.index.is_live(sequence.end);

@@ -38,6 +38,7 @@ use crate::hash::Key;
 use crate::host::Host;
 use crate::ids::{BlockId, Handle, NodeId};
 use crate::index::Index;
+use crate::memory::Table;
 use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
@@ -65,10 +66,10 @@ pub struct Pager {
     /// Indexed blocks that somebody holds beside the paths that lead to them: a table entry below its sequence's
     /// path, or a queued copy. Such a block is the last of its node's run, and each such hold is one of that node's
     /// pins. Rare: forks of what was not yet committed, and sequences truncated into a published block.
-    pub(crate) extra_holds: BTreeMap<BlockId, ExtraHold>,
+    pub(crate) extra_holds: Table<BlockId, ExtraHold>,
     /// Who computes the block behind a path: end of the path and hash of the block -> sequences, each with another
     /// block.
-    pub(crate) announced: BTreeMap<(NodeId, u32), Vec<Handle>>,
+    pub(crate) announced: Table<(NodeId, u32), Vec<Handle>>,
     pub(crate) counters: Counters,
     /// The second tier, where there is one.
     pub(crate) host: Option<Box<Host>>,
@@ -119,8 +120,8 @@ impl Pager {
             copies: Copies::default(),
             sequences: Slab::default(),
             batches: Slab::default(),
-            extra_holds: BTreeMap::new(),
-            announced: BTreeMap::new(),
+            extra_holds: Table::default(),
+            announced: Table::default(),
             counters: Counters::default(),
             host: match config.num_host_blocks {
                 0 => None,

@@ -132,7 +132,7 @@ impl Pager {
                 }
             }
             Some(Work::Fetch { source, members, .. }) => {
-                self.abandon_fetch(members, tokens);
+                self.abandon_fetch(&members, tokens);
                 self.let_go_on_host(source);
             }
             Some(Work::SwapOut { owner, .. }) => self.stay_on_device(owner),

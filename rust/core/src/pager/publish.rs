@@ -222,6 +222,9 @@ impl Pager {
             // It has been indexed before and was forgotten: it waits until it is freed.
             return false;
         };
+        if self.extra_holds.try_reserve(1).is_err() {
+            return false;
+        }
         let Some(node) = self.add_node(sequence, 1) else {
             return false;
         };

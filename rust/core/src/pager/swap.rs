@@ -22,7 +22,7 @@ impl Pager {
     ///
     /// # Errors
     /// `Stale` unless it is running; `Step` while an open step names it; `Transfer` without a host tier or while copies
-    /// are queued; `OutOfBlocks` of the host; `Memory`.
+    /// are queued; `NeverFits` and `OutOfBlocks` of the host; `Memory`.
     pub fn swap_out(&mut self, handle: Handle) -> Result<PlanId> {
         self.with_running(handle, "swap_out", |pager, sequence| {
             if pager.is_named(sequence) {
@@ -45,6 +45,11 @@ impl Pager {
                 "swap_out: an open step is to fill a block of sequence {}; commit the step first",
                 sequence.serial
             )));
+        }
+        // What the host has of it is held there, too.
+        let usable = self.host.as_ref().map_or(0, |host| host.num_blocks());
+        if kept > usable {
+            return Err(Error::NeverFits { needed: kept, usable, tier: Tier::Host });
         }
         let on_host = self.find_on_host(sequence)?;
         let start = on_host.map_or(0, |found| found.blocks);
@@ -220,7 +225,7 @@ impl Pager {
             let blocks = sequence.len.div_ceil(pager.config.block_size);
             let usable = pager.config.usable_blocks();
             if blocks > usable {
-                return pager.counted(Err(Error::NeverFits { needed: blocks, usable }));
+                return pager.counted(Err(Error::NeverFits { needed: blocks, usable, tier: Tier::Device }));
             }
             let brought = kept - found.blocks;
             let plan = pager.plan_from(Some(found), blocks, Supply::Transfer(brought), || Ok(()));

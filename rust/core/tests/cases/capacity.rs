@@ -65,7 +65,7 @@ fn l5_a_full_pool_of_cached_blocks_admits_by_evicting_exactly_what_is_missing() 
 #[test]
 fn l6_what_is_larger_than_the_pool_never_fits_and_holds_nobody_up() {
     let mut pager = Pager::new(Config { null_block: true, ..config(9, 4) }).unwrap();
-    let error = Error::NeverFits { needed: 9, usable: 8 };
+    let error = Error::NeverFits { needed: 9, usable: 8, tier: Tier::Device };
     assert_refused(&mut pager, &error, |pager| pager.admit(&prompt(1, 33), A, false));
     assert!(!pager.can_admit(&prompt(1, 33), A).unwrap());
     cache(&mut pager, &prompt(2, 32));

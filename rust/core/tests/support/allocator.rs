@@ -16,6 +16,9 @@ thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
     /// Calls that still succeed before one is refused; none: all succeed.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Requests of any kind that still succeed before all are refused; none: all succeed.
+    static UNTIL: Cell<Option<usize>> = const { Cell::new(None) };
+    static WAS_REFUSED: Cell<bool> = const { Cell::new(false) };
     /// Larger requests are refused.
     static BYTES_MAX: Cell<usize> = const { Cell::new(usize::MAX) };
 }
@@ -55,6 +58,15 @@ pub fn refuse_nth<R>(nth: usize, work: impl FnOnce() -> R) -> (R, bool) {
     (result, was_refused)
 }
 
+/// Runs `work`; the allocator refuses all requests, small and large, from number `nth` (from 0) on. Answers whether it came to that.
+pub fn refuse_from<R>(nth: usize, work: impl FnOnce() -> R) -> (R, bool) {
+    UNTIL.set(Some(nth));
+    WAS_REFUSED.set(false);
+    let result = work();
+    UNTIL.set(None);
+    (result, WAS_REFUSED.get())
+}
+
 /// Runs `work`; the allocator refuses every request of more than `bytes`.
 pub fn refuse_above<R>(bytes: usize, work: impl FnOnce() -> R) -> R {
     BYTES_MAX.set(bytes);
@@ -73,6 +85,14 @@ impl Allocator {
     fn count(layout: Layout) -> bool {
         if layout.size() > BYTES_MAX.get() {
             return false;
+        }
+        match UNTIL.get() {
+            Some(0) => {
+                WAS_REFUSED.set(true);
+                return false;
+            }
+            Some(left) => UNTIL.set(Some(left - 1)),
+            None => {}
         }
         if is_refusable(layout) {
             match LEFT.get() {

@@ -10,6 +10,8 @@ pub mod naive;
 use kvpager_core::check::check;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{Handle, Token};
+use kvpager_core::pager::{Admitted, End, Wish};
+use kvpager_core::transfers::PlanId;
 use kvpager_core::{Config, Pager, PolicyKind};
 
 /// The encoded namespaces of the tests.
@@ -95,6 +97,28 @@ pub fn num_cached(pager: &Pager, handle: Handle) -> usize {
 
 pub fn hit_tokens(pager: &Pager, tokens: &[Token]) -> usize {
     pager.find_prefix(tokens, A).unwrap().num_tokens
+}
+
+/// A prefix of so many blocks comes back from the host for `count` sequences at once, by a plan that is started. Each goes on differently.
+pub fn fetch_joined(blocks: usize, count: usize) -> (Pager, PlanId, Vec<Handle>) {
+    let num_blocks = blocks + 2 * count;
+    let mut pager = Pager::new(Config { num_host_blocks: blocks, ..config(num_blocks, 2) }).unwrap();
+    let prompt = |nth: usize| (0..blocks * 2).chain([nth, nth, 0]).map(|token| token as Token).collect::<Vec<_>>();
+    cache(&mut pager, &prompt(0)[..=2 * blocks]);
+    let offload = pager.offload(blocks).unwrap().unwrap();
+    assert!(pager.start_plan(offload, None).unwrap() && pager.end_plan(offload, End::Complete).unwrap());
+    let large = pager.admit(&vec![1; 2 * num_blocks], A, false).unwrap();
+    pager.release(large, Departure::Aborted);
+
+    let wish = Wish { pinned: false, wait: false, fetch: Some(1) };
+    let admit = |nth| match pager.admit_as(&prompt(nth), A, wish).unwrap() {
+        Admitted::Sequence(handle) => handle,
+        Admitted::Computing(_) => unreachable!("none is to wait"),
+    };
+    let handles: Vec<Handle> = (0..count).map(admit).collect();
+    let plan = pager.unfinished_plans(None).unwrap()[0].id;
+    assert!(pager.start_plan(plan, None).unwrap());
+    (pager, plan, handles)
 }
 
 /// Every promise that the checker can recount holds.

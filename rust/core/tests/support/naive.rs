@@ -285,7 +285,7 @@ impl Naive {
         check_tokens(tokens)?;
         let (blocks, usable) = (tokens.len().div_ceil(self.config.block_size), self.config.usable_blocks());
         if blocks > usable {
-            return Err(Error::NeverFits { needed: blocks, usable });
+            return Err(Error::NeverFits { needed: blocks, usable, tier: Tier::Device });
         }
         let path = self.find(namespace, tokens);
         let needed = blocks - path.len();
