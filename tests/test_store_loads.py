@@ -281,6 +281,16 @@ def test_one_of_another_prompt_is_not(pager):
     assert len(pager.plans()) == 3
 
 
+def test_nor_one_of_a_block_that_is_a_part_of_an_image_here(pager):
+    """It is the whole of a shorter one there."""
+    plan = pager.load([1, 1, 1, IMAGE, 2], 4)
+    assert plan is not None
+    assert pager.load([1, 1, 1, IMAGE, IMAGE, 2], 4) is None
+    longer = pager.load([1, 1, 1, IMAGE, IMAGE, 2, 2, 2, 2], 8)
+    assert longer != plan
+    assert not np.array_equal(longer.records.keys[0], plan.records.keys[0])
+
+
 def test_nor_one_that_begins_elsewhere(pager):
     """What was missing when it was made is there by now: then the rest is loaded twice."""
     first = pager.load([1] * 13, 12)

@@ -195,6 +195,75 @@ def test_a_failed_save_marks_what_is_done(pager):
     assert pairs(pager.save(9)) == [(6, 0)]
 
 
+def test_a_save_that_fails_at_its_first_block_doubts_what_is_above(pager):
+    """The store may have lost that, and takes nothing below it."""
+    cache_on_host(pager, [1] * 9 + [2] * 8, [3] * 5)
+    for _ in range(2):
+        arrive(pager, pager.save(1))
+    assert stored(pager) == "0-1"
+    plan = pager.save(3)
+    assert pairs(plan) == [(2, 0), (3, 1), (4, 2)]
+    pager.start(plan)
+    assert pager.fail(plan, [False, True, True])
+    assert (stored(pager), pager.stats().saved_blocks) == ("4", 3)
+    cache_on_host(pager, [1] * 9 + [4] * 4)
+    assert pairs(pager.save(9)) == [(0, 0), (1, 1), (5, 2)]
+
+
+def test_a_save_that_fails_behind_its_first_block_doubts_nothing(pager):
+    cache_on_host(pager, [1] * 13)
+    arrive(pager, pager.save(1))
+    plan = pager.save(2)
+    pager.start(plan)
+    assert pager.fail(plan, [True, False])
+    assert stored(pager) == "0-1"
+
+
+def test_a_save_that_is_cancelled_or_reclaimed_doubts_nothing(pager):
+    """That says nothing of the store."""
+    cache_on_host(pager, [1] * 9)
+    arrive(pager, pager.save(1))
+    assert pager.cancel(pager.save(1))
+    plan = pager.save(1)
+    pager.start(plan)
+    pager.abandon(plan)
+    assert pager.reclaim(plan)
+    assert stored(pager) == "0"
+
+
+def test_a_chain_that_was_forgotten_doubts_what_is_above_all_the_same(pager):
+    """The store has refused it, wanted or not."""
+    cache_on_host(pager, [1] * 9)
+    arrive(pager, pager.save(1))
+    plan = pager.save(1)
+    pager.start(plan)
+    pager.forget([1] * 8)
+    assert pager.fail(plan)
+    assert stored(pager) == "-"
+
+
+def test_what_is_above_and_on_its_way_is_not_doubted(pager):
+    """A mark that it gets afterwards stays."""
+    cache_on_host(pager, [1] * 13)
+    arrive(pager, pager.save(1))
+    second, third = pager.save(1), pager.save(1)
+    for plan in (second, third):
+        pager.start(plan)
+    assert pager.fail(third)
+    assert stored(pager) == "-"
+    assert pager.complete(second)
+    assert stored(pager) == "1"
+
+
+def test_one_chain_doubts_what_another_of_its_plan_has_saved(pager):
+    cache_on_host(pager, [1] * 4 + [2] * 5, [1] * 4 + [3] * 5)
+    plan = pager.save(9)
+    assert pairs(plan) == [(0, 0), (1, 1), (2, 2)]
+    pager.start(plan)
+    assert pager.fail(plan, [True, True, False])
+    assert (stored(pager), pager.stats().saved_blocks) == ("1", 2)
+
+
 def test_a_failed_or_cancelled_save_marks_nothing(pager):
     cache_on_host(pager, [1] * 5, [2] * 5)
     plan = pager.save(1)
@@ -379,6 +448,18 @@ def test_an_image_of_which_the_first_part_is_not_stored_is_saved_again(pager):
     assert pairs(pager.save(9)) == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
+def test_a_key_is_that_of_the_path_it_is_saved_for(pager):
+    """A block that came as the first part of an image, and is the whole of a shorter one on another path."""
+    first, longer, shorter = [1, IMAGE, 1, IMAGE], [IMAGE, 1, 1, 1], [2] * 4
+    arrive(pager, pager.load([*first, *longer, 1], 8))
+    assert stored(pager) == "0-1"
+    cache_on_host(pager, [*first, *shorter, 1])
+    plan = pager.save(9)
+    assert pairs(plan) == [(2, 0)]
+    for found, right in zip(plan.records, pager.store_keys([*first, *shorter]), strict=True):
+        assert np.array_equal(found, right[1:])
+
+
 def test_a_swapped_sequence_holds_what_it_has_on_the_host(pager):
     """What is held is in no queue, and is not looked at; with the block below it, it is saved all the same."""
     sequence = admit_committed(pager, [1] * 9)
@@ -391,10 +472,10 @@ def test_a_swapped_sequence_holds_what_it_has_on_the_host(pager):
 
 
 def test_room_on_the_host_does_not_count_what_is_read(implementation):
-    """The block above a chain is held for it, and is not two blocks less if a save reads it, too."""
-    pager = implementation(8, 4, num_host_blocks=3)
+    """The block above a chain is held for it, and is not counted twice if a save reads it, too."""
+    pager = implementation(8, 4, num_host_blocks=2)
     cache_on_host(pager, [1] * 5)
-    cache(pager, [1] * 13)
+    cache(pager, [1] * 9)
     plan = pager.save(1)
     assert pairs(plan) == [(0, 0)]
-    assert pairs(pager.offload(9)) == [(1, 1), (2, 2)]
+    assert pairs(pager.offload(9)) == [(1, 1)]

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from test_batch_random import BatchMachine, BatchSwarm
 from test_machine import ANY, NAMESPACE, PAIRS_MAX, PagerMachine, swarm
 from tier_stream import TierStream
-from twins import CORE_HAS_STORE, Outcome, Twins
+from twins import CORE_HAS_TIERS, Outcome, Twins
 
 REPORTS = ("start", "complete", "fail", "cancel", "abandon", "reclaim")
 ENDS_IN = {"planned": ("start", "start", "cancel"), "started": ("complete", "complete", "fail", "abandon")}
@@ -24,7 +24,7 @@ ENDS_IN = {"planned": ("start", "start", "cancel"), "started": ("complete", "com
 class TierMachine(BatchMachine):
     """The same with a host tier, in the hands of a caller who may say anything of any plan."""
 
-    ALONE = not CORE_HAS_STORE
+    ALONE = not CORE_HAS_TIERS
 
     @initialize(
         num_blocks=st.integers(2, 16),
@@ -123,7 +123,7 @@ class TierSwarm(BatchSwarm):
     NUM_BLOCKS_MAX = 14  # a device that forgets, or nothing is ever fetched
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, not CORE_HAS_STORE, num_host_blocks=[2, 4, 10, 30][seed % 4])
+        super().__init__(seed, not CORE_HAS_TIERS, num_host_blocks=[2, 4, 10, 30][seed % 4])
         self.traffic = self.draw.random() < 0.7
         if self.traffic:
             # Requests that begin alike come and go, and a step now and then. Only so the tiers have much to do.
@@ -247,11 +247,15 @@ class TierSwarm(BatchSwarm):
             if outcome == ("answer", True) and self.stream is not None:
                 self.stream.start(plan)
 
+    def done(self, plan: Any, how: str) -> list[bool]:
+        """Which blocks of a plan have been copied when it ends like this."""
+        if how != "fail":
+            return [how == "complete"] * len(plan)
+        prefix = self.draw.randint(0, len(plan))
+        return [number < prefix or self.draw.random() < 0.5 for number in range(len(plan))]
+
     def end(self, plan: Any, how: str) -> None:
-        done = [how == "complete"] * len(plan)
-        if how == "fail":
-            prefix = self.draw.randint(0, len(plan))
-            done = [number < prefix or self.draw.random() < 0.5 for number in range(len(plan))]
+        done = self.done(plan, how)
         if self.stream is not None:
             self.stream.finish(plan, done)
         mask = [done] if how == "fail" and (any(done) or self.draw.random() < 0.5) else []

@@ -58,6 +58,12 @@ def serve(pager: kvpager.Pager, prompt: NDArray[np.int32]) -> int:
     assert_type(fetched.try_swap_out(), kvpager.Plan | None)
     assert_type(fetched.swap_in(), kvpager.Plan)
     assert_type(fetched.try_swap_in(), kvpager.Plan | None)
+    found = pager.store_keys(prompt, namespace=b"tenant")
+    assert_type(found, kvpager.StoreKeys)
+    assert_type(found.keys, NDArray[np.uint8])
+    assert_type(pager.save(8), kvpager.Plan | None)
+    assert_type(pager.load(prompt, np.int64(256)), kvpager.Plan | None)
+    assert_type(plan.records, kvpager.StoreKeys | None)
     assert_type(pager.start(plan, tick=3), bool)
     for arrived in (np.ones(3, np.bool_), np.ones(3, np.int8), [True, False], (True,), None):
         assert_type(pager.fail(plan, arrived), bool)
@@ -85,6 +91,8 @@ def mistakes(pager: kvpager.Pager) -> None:
     pager.complete(3)  # type: ignore
     pager.fail(pager.plans()[0].plan, [1.5])  # type: ignore
     pager.offload()  # type: ignore
+    pager.load([1])  # type: ignore
+    pager.attach(pager)  # type: ignore
 
 
 class Mine(kvpager.Pager):  # type: ignore

@@ -34,9 +34,8 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
 
 # Batches are compared as soon as the core has them; until then their histories run on the reference alone.
 CORE_HAS_BATCHES = hasattr(kvpager.Pager, "batch")
-# So are the tiers, and what goes from them to a store.
+# So are the tiers.
 CORE_HAS_TIERS = hasattr(kvpager.Pager, "offload")
-CORE_HAS_STORE = hasattr(kvpager.Pager, "save")
 HANDLES: tuple[type, ...] = (
     kvpager.reference.Sequence,
     kvpager.reference.Batch,
@@ -317,7 +316,7 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, kvpager.Plan):
         # A tuple of lists, and no array, which cannot be compared as a whole.
         sides = (value.source, value.source_ids.tolist()), (value.destination, value.destination_ids.tolist())
-        return value.id, value.generation, value.kind, *sides
+        return value.id, value.generation, value.kind, *sides, _plain_value(value.records)
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tolist()
     if isinstance(value, list | tuple):

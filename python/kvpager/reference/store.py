@@ -14,7 +14,7 @@ import numpy as np
 
 from ..plans import StoreKeys
 from ..types import Namespace
-from .index import FIRST_CONTENT_TOKEN, BlockTokens, Node, tokens_of, units, whole_runs
+from .index import FIRST_CONTENT_TOKEN, BlockTokens, Node, path_to, tokens_of, units, whole_runs
 from .tiers import End, Tiers, bring, let_in, push
 
 KEY_BYTES = 32
@@ -98,6 +98,10 @@ class Save:
                 if node.indexed:
                     node.stored = True
                     tiers.counters.saved_blocks += 1
+            if how == "fail" and not arrived:
+                # The store may have lost what is above, so that nothing can be put below it.
+                for node in path_to(chain[0])[:-1]:
+                    node.stored = False
             tiers.host.unpin(chain[-1].block)
 
 
@@ -120,9 +124,8 @@ class Load:
 
     def forget(self, key: bytes, tokens: list[int], block_size: int) -> None:
         """The last block of these tokens, and all below it, is to be found nowhere."""
-        number = len(tokens) // block_size
-        if key == self.key and number <= self.stop and tokens == self.tokens[: len(tokens)]:
-            self.left = min(self.left, number - 1)
+        if key == self.key and tokens == self.tokens[: len(tokens)]:
+            self.left = min(self.left, len(tokens) // block_size - 1)
 
     def end(self, tiers: Tiers, done: list[bool], how: End) -> None:
         host, size = tiers.host, tiers.host.index.block_size

@@ -250,13 +250,13 @@ class Transfers:
         transfer.work.end(tiers, done, how)
 
     def cancel(self, tiers: Tiers, transfer: Transfer) -> None:
-        """A plan that was not started comes to nothing."""
+        """A plan comes to nothing."""
         self.end(tiers, transfer, [False] * len(transfer.plan), "cancel")
 
     def reclaim(self, tiers: Tiers, transfer: Transfer) -> None:
         """Nobody writes to the destinations of an abandoned plan any more, or reads what an abandoned save reads."""
         if isinstance(transfer.work, Save):
-            self.end(tiers, transfer, [False] * len(transfer.plan), "fail")
+            self.cancel(tiers, transfer)
             return
         del self.unfinished[transfer.plan.id]
         push(tiers.of(transfer.plan.destination), transfer.destinations)
