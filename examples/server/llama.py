@@ -46,7 +46,7 @@ class Llama:
         digest = hashlib.sha256(f"{self.config} float32, exact: {self.is_exact}".encode())
         for name, weight in sorted(self.weights.items()):
             digest.update(f" {name} {weight.shape} ".encode())
-            digest.update(memoryview(np.ascontiguousarray(weight)))
+            digest.update(np.ascontiguousarray(weight).data)
         return digest.digest()
 
     @classmethod

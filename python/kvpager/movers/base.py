@@ -131,6 +131,12 @@ class Book:
         """False in a forked child: its memory is a copy, no thread of the mover's runs, and a lock may be taken."""
         return os.getpid() == self._process
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no ticket is under way, and all that ended were reported."""
+        with self.lock:
+            return not (self.under_way or self._ended)
+
     def check_here(self) -> None:
         """Raises TransferError in a forked child."""
         if not self.is_here:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import threading
 import weakref
 from collections import deque
@@ -48,7 +48,6 @@ class StoreMover:
         self._host = host
         self._store = store
         self._desk = _Desk(store, host.records, max_queued_bytes)
-        self._pid = os.getpid()
         for name, loads in (("reader", True), ("writer", False)):
             threading.Thread(target=self._desk.work, args=(loads,), name=f"kvpager-store-{name}", daemon=True).start()
         # A mover that nobody closed ends its threads when it is collected.
@@ -65,6 +64,11 @@ class StoreMover:
         return self._desk.num_queued_bytes
 
     @property
+    def is_idle(self) -> bool:
+        """True if no plan is under way, and all that ended were reported."""
+        return self._desk.book.is_idle
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that a save may have now without being refused."""
         desk = self._desk
@@ -77,12 +81,11 @@ class StoreMover:
         """
         self._check(plan)
         desk, ticket = self._desk, Ticket(plan)
+        desk.book.check_here()
         with desk.book.lock:
             if desk.closing:
                 raise TransferError("the mover is closed")
-            if os.getpid() != self._pid:
-                raise TransferError("the mover belongs to the process that this one was forked from: build another")
-            desk.book.under_way.append(ticket)
+            desk.book.begin(ticket)
             num_bytes = len(plan) * self._host.bytes_per_block
             if plan.kind == "load":
                 desk.loads.append(ticket)
@@ -93,20 +96,19 @@ class StoreMover:
             else:
                 desk.num_queued_bytes += num_bytes
                 desk.saves.append(ticket)
-            desk.book.changed.notify_all()
         return ticket
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`."""
-        with self._desk.book.lock:
-            return self._desk.book.report()
+        self._desk.book.check_here()
+        return self._desk.book.report()
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`."""
         seconds, book = finite(timeout), self._desk.book
-        with book.lock:
-            book.changed.wait_for(lambda: not book.pending(tickets), seconds)
-            return book.report()
+        book.check_here()
+        book.wait_until(lambda: not book.pending(tickets), seconds)
+        return book.report()
 
     @contextlib.contextmanager
     def nothing_written(self) -> Iterator[None]:
@@ -124,7 +126,7 @@ class StoreMover:
         Nothing is read into the arena or given to the store afterwards. (The store is the caller's to close.)
         """
         self._dropped()
-        if os.getpid() == self._pid:
+        if self._desk.book.is_here:
             with self._desk.writing, self._desk.reading:
                 pass
 
@@ -173,11 +175,12 @@ class _Desk:
 
     def stop(self) -> None:
         """Fails what waits; the threads end."""
-        with self.book.lock:
-            self.closing = True
-            self.fail(self.saves, "the mover was closed")
-            self.fail(self.loads, "the mover was closed")
-            self.book.changed.notify_all()
+        if self.book.is_here:
+            with self.book.lock:
+                self.closing = True
+                self.fail(self.saves, "the mover was closed")
+                self.fail(self.loads, "the mover was closed")
+                self.book.notify()
 
     def fail(self, waiting: deque[Ticket], why: str) -> None:
         """Ends what waits. With the book's lock held."""
@@ -194,10 +197,9 @@ class _Desk:
         """A thread: one ticket after the other, until the mover is closed."""
         waiting, turn = (self.loads, self.reading) if loads else (self.saves, self.writing)
         while True:
-            with self.book.lock:
-                self.book.changed.wait_for(lambda: waiting or self.closing)
-                if self.closing and not waiting:
-                    return
+            self.book.wait_until(lambda: bool(waiting) or self.closing, math.inf)
+            if self.closing and not waiting:
+                return
             # Taken without the book's lock, so that whoever wants nothing written waits for one ticket only.
             with turn:
                 with self.book.lock:

@@ -200,7 +200,7 @@ class Tier:
 
     def _is_idle(self) -> bool:
         with self._lock:
-            return not (self._looks or self._reports or self._mover._desk.book.under_way)
+            return not (self._looks or self._reports) and self._mover.is_idle
 
     def _begin_looks(self) -> None:
         while self._looks and (answer := self._looks[0].answer) is not None and answer.done():

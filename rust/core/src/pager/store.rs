@@ -76,7 +76,7 @@ impl Pager {
                 host.stored.end(block, nth < num_stored);
             }
             self.counters.saved_blocks += num_stored as u64;
-            if live > 0 && num_stored == 0 && matches!(end, End::Failed(_)) {
+            if num_stored == 0 && matches!(end, End::Failed(_)) {
                 host.doubt_above(node, len);
             }
             at += len;
@@ -200,7 +200,11 @@ fn draft_chain(host: &mut Host, identity: &[u8], node: NodeId, wanted: usize, dr
     }
     let stop = (first + wanted..most).find(|&end| !is_inside(end)).unwrap_or(most);
     let len = stop - first;
-    let key = above.unwrap_or_else(|| root(identity, &host.index.root(host.index.root_of(node)).name, block_size));
+    let key = match above {
+        // Where it ends in a content token, its key is of the run that it was saved with, which may be another.
+        Some(key) if tokens[first * block_size - 1] < CONTENT_START => key,
+        _ => key_above(host, identity, node, count)?,
+    };
 
     // A split does not show; after it nothing can be refused.
     draft.sources.try_reserve(len)?;
@@ -219,6 +223,19 @@ fn draft_chain(host: &mut Host, identity: &[u8], node: NodeId, wanted: usize, dr
     }
     host.hold_for_plan(end);
     Ok(true)
+}
+
+/// The key of the block above the last `count` of a path, from its top on.
+fn key_above(host: &Host, identity: &[u8], node: NodeId, count: usize) -> Result<Digest> {
+    let block_size = host.index.block_size();
+    let blocks = host.index.depth(node);
+    let mut tokens = with_capacity(blocks * block_size)?;
+    let top = host.index.push_path_tokens(node, blocks, &mut tokens);
+    let root = root(identity, &host.index.root(top).name, block_size);
+    let mut records = Records::default();
+    records.reserve(blocks - count, block_size)?;
+    records.push(root, &tokens[..(blocks - count) * block_size], block_size);
+    Ok(records.keys.last().copied().unwrap_or(root))
 }
 
 /// How many blocks at the end of a path no store has had, and the key of the block above them.
