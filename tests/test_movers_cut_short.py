@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import os
 import signal
 import sys
@@ -81,6 +82,7 @@ class Interrupt:
     def strikes(self, call: Callable[[], Any]) -> bool:
         """True if the call was interrupted."""
         before = sys.gettrace()
+        gc.disable()  # The finalizer of another mover is no place for it: nobody can catch what it raises.
         sys.settrace(self)
         try:
             call()
@@ -88,6 +90,7 @@ class Interrupt:
             return True
         finally:
             sys.settrace(before)
+            gc.enable()
         return False
 
 
