@@ -197,7 +197,7 @@ class FakeMover:
         if failing:
             error = TransferError(f"{len(failing)} of {len(ticket.plan)} blocks failed, as the seed wanted")
         self._book.end(ticket, error)
-        del self._ends[ticket]
+        self._ends.pop(ticket, None)
 
 
 def _in_conflict(one: Plan, other: Plan) -> bool:

@@ -45,14 +45,19 @@ class Schedule:
         return operation
 
     def run(self, operation: Operation) -> None:
-        """Runs an operation that is ready."""
-        self.queued.remove(operation)
-        self.log.append(operation.name)
+        """Runs an operation that is ready. One that an interrupt cuts short stays queued, and runs again."""
         try:
-            if operation.work is not None:
+            if operation.work is not None and not operation.finished:
                 operation.work()
-        finally:
-            operation.finished = True
+        except Exception:
+            self._finish(operation)
+            raise
+        self._finish(operation)
+
+    def _finish(self, operation: Operation) -> None:
+        operation.finished = True
+        self.log.append(operation.name)
+        self.queued.remove(operation)
 
     def run_one(self) -> bool:
         """Runs one of those that are ready; False if none is."""

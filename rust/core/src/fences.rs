@@ -42,7 +42,11 @@ impl Fences {
         if !self.is_on {
             return;
         }
+        let oldest_before = self.open.first().copied();
         self.open.retain(|&open| open != step);
+        if self.open.first().copied() == oldest_before {
+            return;
+        }
         // Fenced as long as a step is open that was when the block was let go of, or is older.
         let oldest = self.open.first().copied().unwrap_or(u64::MAX);
         self.blocks.retain(|_, &mut fence| fence >= oldest);
