@@ -215,9 +215,10 @@ def cost(
     if listing:
         _list(as_json)
         return
-    for name, value in (("--cached", cached), ("--on-host", on_host)):
-        if value > tokens:
-            raise click.UsageError(f"{name} {value}: the sequence has {tokens} tokens")
+    if cached >= tokens:
+        raise click.UsageError(f"--cached {cached}: of {tokens} tokens none is left to move or to compute")
+    if on_host > tokens:
+        raise click.UsageError(f"--on-host {on_host}: the sequence has {tokens} tokens")
     if utilisation is not None:
         device = replace(device, utilisation=utilisation)
     model = CostModel(
@@ -234,7 +235,7 @@ def cost(
     if measured:
         model = model.calibrate(measured)
     lengths = sorted({round(tokens * step) for step in LADDER} | {tokens})
-    rows = [_row(model, length, cached, on_host) for length in lengths if length > cached and length >= on_host]
+    rows = [_row(model, length, cached, on_host) for length in lengths if length > cached]
     asked = _row(model, tokens, cached, on_host)
     title = _title(model, cached, on_host, len(measured))
     if plot is not None:
@@ -249,7 +250,7 @@ def _row(model: CostModel, tokens: int, cached: int, on_host: int) -> Row:
     return Row(
         tokens,
         tokens * model.shape.kv_bytes_per_token,
-        model.preempt(tokens, num_cached=cached, num_host_tokens=on_host),
+        model.preempt(tokens, num_cached=cached, num_host_tokens=min(on_host, tokens)),
         model.fetch(cached, tokens),
         model.attention_seconds(cached, tokens),
     )
@@ -257,13 +258,11 @@ def _row(model: CostModel, tokens: int, cached: int, on_host: int) -> Row:
 
 def _title(model: CostModel, cached: int, on_host: int, num_points: int) -> str:
     gpus = model.device.name if model.ranks == 1 else f"{model.ranks} {model.device.name}"
-    how = (
-        f"as measured at {num_points} points"
-        if model.rates
-        else f"{gpus} in {model.dtype} at {_percent(model.device.utilisation)} of its peak"
-    )
+    how = f"on {gpus} in {model.dtype} at {_percent(model.device.utilisation)} of its peak"
+    if model.rates is not None:
+        how = f"as measured at {num_points} points"
     name = printable(model.shape.name.rpartition("/")[2])
-    parts = [f"{name} on {how}: {model.link.name}, blocks of {model.block_size} tokens"]
+    parts = [f"{name} {how}: {model.link.name}, blocks of {model.block_size} tokens"]
     if model.load:
         parts.append(f"{_percent(model.load)} of the GPU is others'")
     if cached:

@@ -22,13 +22,12 @@ def plot_costs(model: CostModel, tokens: int, cached: int, on_host: int, title: 
         "fetch": model.break_even_tokens("fetch", start=cached),
     }
     ends = [cached + at for at in crossings.values() if at is not None and at > 1 and cached + at <= LONGEST]
-    low = max(cached + 1, on_host, 1)
+    low = cached + 1
     high = max(16 * tokens, *(2 * end for end in ends), low + 1)
-    lengths = sorted({round(low * (high / low) ** (place / POINTS)) for place in range(POINTS + 1)} | {*ends} - {0})
-    lengths = [length for length in lengths if length >= low]
+    lengths = sorted({round(low * (high / low) ** (place / POINTS)) for place in range(POINTS + 1)} | {*ends})
 
     def swap(length: int) -> float:
-        return 1000 * model.swap_seconds(length, num_cached=cached, num_host_tokens=on_host)
+        return 1000 * model.swap_seconds(length, num_cached=cached, num_host_tokens=min(on_host, length))
 
     def fetch(length: int) -> float:
         return 1000 * model.fetch_seconds(cached, length)
