@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -41,11 +42,18 @@ WHY_NOT = (
 )
 
 
+HIGHEST_PORT = 55_535
+"""A node of a cluster takes the port 10,000 above its own, too."""
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of the loopback that nobody has. Somebody may take it before it is used."""
+    while True:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port: int = listener.getsockname()[1]
+        if port <= HIGHEST_PORT:
+            return port
 
 
 class ValkeyServer:
@@ -55,7 +63,11 @@ class ValkeyServer:
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        for _ in range(5):
+            self.port = free_port()
+            with contextlib.suppress(ChildProcessError):  # somebody else took the port, or the one above it
+                self.start()
+                return
         self.start()
 
     @property
@@ -81,7 +93,8 @@ class ValkeyServer:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         end = time.monotonic() + PATIENCE_S
         while not self._answers():
-            assert self._process.poll() is None, f"{program} ended with {self._process.returncode}"
+            if self._process.poll() is not None:
+                raise ChildProcessError(f"{program} ended with {self._process.returncode}")
             assert time.monotonic() < end, f"{program} does not answer"
             time.sleep(0.01)
 
