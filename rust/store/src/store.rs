@@ -718,7 +718,8 @@ impl LogStore {
             *lock(&self.index)? = Index::default();
             *lock(&self.readers)? = Vec::new();
             writer.buffer = Vec::new();
-            lock(&self.lock)?.take().map(Lock::release);
+            let held = lock(&self.lock)?.take();
+            held.into_iter().for_each(Lock::release);
         }
         Ok(())
     }
