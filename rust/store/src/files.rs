@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::format::{Geometry, VERSION};
 
-const MANIFEST: &str = "kvpager.manifest";
+/// Name of the manifest.
+pub const MANIFEST: &str = "kvpager.manifest";
 const NEW_MANIFEST: &str = "kvpager.manifest.new";
 const LOCK: &str = "kvpager.lock";
 /// What disks give space in.

@@ -196,19 +196,24 @@ impl Index {
         by_parent.sort_unstable();
         let mut doomed: HashSet<Prefix> = keys.iter().copied().collect();
         let mut open: Vec<Prefix> = keys.to_vec();
+        let mut replaced = Vec::new();
         while let Some(key) = open.pop() {
             let first = by_parent.partition_point(|(parent, _)| parent[..] < key[..8]);
             for (_, at) in by_parent[first..].iter().take_while(|(parent, _)| parent[..] == key[..8]) {
                 let child = entry_at(&self.members, *at).key;
-                if child != Entry::DEAD.key && doomed.insert(child) {
+                if self.find(&child) != Some(Position::unpack(*at)) {
+                    // Replaced by a record with another parent, perhaps: what is below that stays.
+                    replaced.push(Position::unpack(*at));
+                } else if doomed.insert(child) {
                     open.push(child);
                 }
             }
         }
         let is_doomed = |at: &u64| doomed.contains(&entry_at(&self.members, *at).key);
-        let mut found: Vec<Position> =
-            by_parent.into_iter().map(|(_, at)| at).filter(is_doomed).map(Position::unpack).collect();
+        let mut found = replaced;
+        found.extend(by_parent.into_iter().map(|(_, at)| at).filter(is_doomed).map(Position::unpack));
         found.sort_unstable();
+        found.dedup();
         found
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
-use crate::files::{self, Lock, Manifest, keys_path, list, segment_path, sync_directory};
+use crate::files::{self, Lock, MANIFEST, Manifest, keys_path, list, segment_path, sync_directory};
 use crate::format::{Entry, Geometry, HEAD_BYTES, KEY_BYTES, Prefix, prefix};
 use crate::index::{Index, Position, Segment};
 use crate::open::{self, Opened};
@@ -177,11 +177,12 @@ impl LogStore {
             let found = Manifest::read(&directory)?;
             found.check(&expected, &directory)?;
             expected = found;
-        } else if listing.segments.is_empty() {
+        } else if listing.segments.is_empty() && !listing.foreign.iter().any(|name| name == MANIFEST) {
             expected.write(&directory, settings.sync != SyncPolicy::Never)?;
         } else {
             return Err(Error::Config(format!(
-                "{} has segments of a store, but no manifest that says what is in them: delete them to start again",
+                "{} has segments of a store, but no manifest that says what is in them, or one that is no regular file: \
+                 delete them to start again",
                 directory.display()
             )));
         }
@@ -361,7 +362,8 @@ impl LogStore {
         let writer = &mut *writer;
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
         let mut reader = self.reader()?;
-        let mut put = Put { answers: vec![false; keys.len()], ..Put::default() };
+        let evicted = get(&self.counters.evicted);
+        let mut put = Put { answers: vec![false; keys.len()], now, ..Put::default() };
         let batch = (BATCH_BYTES / self.geometry.record_bytes()).max(1);
         for (number, key) in keys.iter().enumerate() {
             let meta = &metas[number * self.geometry.meta_bytes..][..self.geometry.meta_bytes];
@@ -400,10 +402,14 @@ impl LogStore {
         }
         self.flush(writer, &mut put)?;
         self.sync_if_always(writer, &mut put)?;
-        if let Some(tail) = &writer.tail {
-            tail.segment.tick.store(now, Ordering::Relaxed);
-        }
         self.give_back(reader);
+        if get(&self.counters.evicted) > evicted {
+            // A call that stores more than there is room for drops its own first records again.
+            let index = lock(&self.index)?;
+            for (answer, key) in put.answers.iter_mut().zip(keys) {
+                *answer &= index.find(&prefix(key)).is_some();
+            }
+        }
         let stored = put.answers.iter().filter(|&&is_there| is_there).count();
         add(&self.counters.dropped, (keys.len() - stored) as u64);
         Ok(put.answers)
@@ -447,6 +453,7 @@ impl LogStore {
         let records = &writer.buffer[..std::mem::take(&mut writer.filled)];
         let written = self.make_ready(tail).and_then(|()| tail.segment.file.write_all_at(records, offset));
         tail.is_dirty = true;
+        tail.segment.tick.store(put.now, Ordering::Relaxed);
         if !self.count(&written) {
             // What a write left before it failed must not be found after a restart: it was answered as dropped.
             self.count(&tail.segment.file.set_len(offset));
@@ -711,7 +718,8 @@ impl LogStore {
             *lock(&self.index)? = Index::default();
             *lock(&self.readers)? = Vec::new();
             writer.buffer = Vec::new();
-            lock(&self.lock)?.take().map(Lock::release);
+            let held = lock(&self.lock)?.take();
+            held.into_iter().for_each(Lock::release);
         }
         Ok(())
     }
@@ -809,6 +817,8 @@ impl Drop for LogStore {
 #[derive(Default)]
 struct Put {
     answers: Vec<bool>,
+    /// The call's number on the store's clock.
+    now: u64,
     /// Records in the buffer: which of the call's, and what the index will say of them.
     pending: Vec<(usize, Entry)>,
     /// Their keys.
