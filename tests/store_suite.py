@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvpager.tiers import DiskStore, MemoryStore, Store
+from kvpager.tiers import DiskStore, MemoryStore, Store, ValkeyStore
 
 ROW_BYTES = 200
 BLOCK_SIZE = 4
@@ -26,8 +26,16 @@ def disk(request: pytest.FixtureRequest) -> Store:
     return DiskStore(path, row_bytes=ROW_BYTES, block_size=BLOCK_SIZE, max_bytes=1 << 20, sync="never")
 
 
-STORES: dict[str, Callable[[pytest.FixtureRequest], Store]] = {"memory": memory, "disk": disk}
+def valkey(request: pytest.FixtureRequest) -> Store:
+    server = request.getfixturevalue("valkey_server")
+    return ValkeyStore(server.url, row_bytes=ROW_BYTES, block_size=BLOCK_SIZE, timeout_seconds=30)
+
+
+STORES: dict[str, Callable[[pytest.FixtureRequest], Store]] = {"memory": memory, "disk": disk, "valkey": valkey}
 """How to open each, empty, with room for some hundreds of records of `ROW_BYTES` and `BLOCK_SIZE`."""
+
+UNKNOWN = -1
+"""What a store says of `records`, `bytes` and `max_bytes` where others may write beside it."""
 
 
 def key(name: int) -> npt.NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_suite import BLOCK_SIZE, META_BYTES, ROW_BYTES, STORES, Blocks, key, payload
+from store_suite import BLOCK_SIZE, META_BYTES, ROW_BYTES, STORES, UNKNOWN, Blocks, key, payload
 
 import kvpager
 from kvpager import ConfigError, TransferError
@@ -82,7 +82,7 @@ class TestRecords:
     def test_the_same_block_twice_in_a_call(self, blocks: Blocks) -> None:
         assert blocks.put([1, 2, 1]) == [True] * 3
         assert blocks.get([1, 1, 2]) == [True] * 3
-        assert blocks.store.stats()["records"] == 2
+        assert blocks.store.stats()["records"] in (2, UNKNOWN)
 
     def test_rows_may_come_from_anywhere_in_an_arena(self, blocks: Blocks) -> None:
         rows = np.zeros((10, ROW_BYTES), np.uint8)
@@ -132,7 +132,7 @@ class TestDeletion:
         blocks.put(range(30))
         blocks.store.clear()
         assert blocks.contains(range(30)) == [False] * 30
-        assert blocks.store.stats()["records"] == 0
+        assert blocks.store.stats()["records"] in (0, UNKNOWN)
         assert blocks.store.stats()["deleted"] == 30
         assert blocks.put(range(5)) == [True] * 5
         assert blocks.get(range(5)) == [True] * 5
@@ -231,10 +231,11 @@ class TestStatistics:
         blocks.get(range(8, 13))
         blocks.delete([0])
         stats = blocks.store.stats()
-        expected = {"records": 9, "stored": 10, "present": 1, "dropped": 0, "hits": 2, "misses": 3, "deleted": 1}
+        expected = {"stored": 10, "present": 1, "dropped": 0, "hits": 2, "misses": 3, "deleted": 1}
         assert {name: stats[name] for name in expected} == expected
         assert (stats["corrupt"], stats["evicted"]) == (0, 0)
-        assert 0 < stats["bytes"] <= stats["max_bytes"]
+        assert stats["records"] in (9, UNKNOWN)
+        assert 0 < stats["bytes"] <= stats["max_bytes"] or stats["bytes"] == stats["max_bytes"] == UNKNOWN
 
 
 class TestTogether:
@@ -258,7 +259,8 @@ class TestTogether:
                 answer, expected = (getattr(twin, call)(names, **arguments) for twin in twins)
                 assert answer == expected, f"KVPAGER_SEED={seed + nth}: {call} {names} {arguments}"
             ours, theirs = store.stats(), oracle.stats()
-            counts = ("records", "hits", "misses", "stored", "present", "deleted", "dropped", "corrupt")
+            assert ours["records"] in (theirs["records"], UNKNOWN)
+            counts = ("hits", "misses", "stored", "present", "deleted", "dropped", "corrupt")
             assert {name: ours[name] for name in counts} == {name: theirs[name] for name in counts}
             store.clear()
             oracle.clear()

@@ -34,18 +34,9 @@ PATIENT_S = 20.0
 """One that must not pass on a busy machine."""
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
-    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
-        yield server
-
-
 @pytest.fixture
-def server(shared: ValkeyServer) -> ValkeyServer:
-    """The module's server, empty. Not to be killed."""
-    with client(shared) as direct:
-        direct.flushall()
-    return shared
+def server(valkey_server: ValkeyServer) -> ValkeyServer:
+    return valkey_server
 
 
 @pytest.fixture
@@ -159,6 +150,26 @@ class TestRecords:
             rows[0] = before[0]
             assert get(store, keys, metas, rows) == [True, True]
             assert (store.stats()["stored"], store.stats()["present"]) == (2, 1)
+
+    def test_twins_in_a_call_that_is_refused(self, own: ValkeyServer) -> None:
+        """What was not stored is not present either."""
+        keys, metas, rows = records(2)
+        others = metas.copy()
+        others[0, -1] ^= 1
+        twice = (
+            keys[[0, 0, 1, 0]],
+            np.concatenate([metas[[0, 0, 1]], others[[0]]]),
+            rows,
+            np.array([0, 0, 1, 0], np.int32),
+        )
+        with client(own) as direct, store_on(own) as store:
+            direct.config_set("maxmemory", 1)
+            assert store.put_many(*twice).tolist() == [False] * 4
+            direct.config_set("maxmemory", 0)
+            assert store.put_many(*twice).tolist() == [True] * 4
+            assert (store.stats()["stored"], store.stats()["present"], store.stats()["dropped"]) == (3, 1, 4)
+            assert get(store, keys, metas, rows) == [False, True]
+            assert get(store, keys, others, rows) == [True, True]
 
     def test_nothing_asked(self, server: ValkeyServer) -> None:
         keys, metas, rows = records(0)

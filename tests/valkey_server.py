@@ -106,6 +106,11 @@ class ValkeyServer:
         except OSError:
             return False
 
+    def empty(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
+            connection.sendall(b"FLUSHALL\r\n")
+            assert connection.recv(16) == b"+OK\r\n"
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -183,14 +183,22 @@ class ValkeyStore:
         present = 0
         try:
             for part in _parts(len(names), self._batch):
-                there = self._look(names, given.metas, part)
-                kept[part.start : part.stop] = there
-                present += sum(there)
-                writes = [i for i, is_there in zip(part, there, strict=True) if not is_there]
-                values = [self._value(given.metas[i], given.rows[given.row_ids[i]]) for i in writes]
-                sets = [("SET", names[i], value) for i, value in zip(writes, values, strict=True)]
-                for i, answer in zip(writes, self._ask(sets), strict=True):
-                    kept[i] = answer is not None
+                writes, twins, latest = list[int](), list[tuple[int, int]](), dict[bytes, int]()
+                for i, is_there in zip(part, self._look(names, given.metas, part), strict=True):
+                    write = latest.get(names[i])  # of this call, which the server has not seen yet
+                    if write is None and is_there:
+                        kept[i] = True
+                        present += 1
+                    elif write is not None and np.array_equal(given.metas[write], given.metas[i]):
+                        twins.append((i, write))
+                    else:
+                        latest[names[i]] = i
+                        writes.append(i)
+                sets = [("SET", names[i], self._value(given.metas[i], given.rows[given.row_ids[i]])) for i in writes]
+                kept[writes] = [answer is not None for answer in self._ask(sets)]
+                for i, write in twins:
+                    kept[i] = kept[write]
+                    present += int(kept[write])
         except _AwayError:
             pass
         stored = int(kept.sum()) - present
