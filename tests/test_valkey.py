@@ -328,6 +328,24 @@ class TestForeignValues:
             assert put(store, keys, metas, rows) == [True, True]
             assert get(store, keys, metas, rows) == [True, True]
 
+    def test_a_value_that_is_far_too_long(self, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No more of it than a record is read."""
+        lengths: list[int] = []
+        ask = ValkeyStore._ask
+        keys, metas, rows = records(1)
+
+        def watched(store: ValkeyStore, commands: Any) -> list[Any]:
+            answers = ask(store, commands)
+            lengths.extend(len(answer) for answer in answers if isinstance(answer, bytes))
+            return answers
+
+        with client(server) as direct, store_on(server) as store:
+            put(store, keys, metas, rows)
+            direct.append(name(keys[0]), bytes(1_000_000))
+            monkeypatch.setattr(ValkeyStore, "_ask", watched)
+            assert get(store, keys, metas, rows) == [False]
+            assert max(lengths) <= HEADER.size + META_BYTES + ROW_BYTES + 1
+
     def test_types(self, server: ValkeyServer) -> None:
         keys, metas, rows = records(3)
         with client(server) as direct, store_on(server) as store:
@@ -634,6 +652,21 @@ class TestPretenders:
             assert silent.connections == 2
             assert (store.stats()["errors"], store.stats()["skipped"]) == (2, 41)
 
+    def test_closed_during_a_call(self) -> None:
+        """The call ends as it would have; its connection does not stay."""
+        keys, metas, rows = records(3)
+        answers: list[list[bool]] = []
+        with Pretender(lambda connection: None) as silent:
+            store = store_on(silent.port, timeout_seconds=SHORT_S)
+            call = threading.Thread(target=lambda: answers.append(get(store, keys, metas, rows)))
+            call.start()
+            while not silent.connections:
+                call.join(0.001)
+            store.close()
+            call.join()
+            assert answers == [[False] * 3]
+            assert silent.connections == 1
+
     def test_nobody_there(self) -> None:
         keys, metas, rows = records(3)
         with store_on(free_port()) as store:
@@ -681,6 +714,9 @@ class TestPretenders:
         with Pretender(says_to_each_command(answer)) as strange, store_on(strange.port) as store:
             assert get(store, keys, metas, rows) == [False] * 3
             assert store.contains_many(keys).tolist() == [False] * 3
+            for call in (store.clear, lambda: store.delete_many(keys)):
+                with pytest.raises(kvpager.TransferError, match="records may be left on the server"):
+                    call()
 
     def test_a_hang_up_in_the_middle(self) -> None:
         def act(connection: socket.socket) -> None:

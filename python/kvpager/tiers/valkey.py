@@ -45,6 +45,7 @@ OURS = {
     "protocol": "RESP2 is all that is needed, and all servers have it",
 }
 """Options of the client that the store sets itself, and why."""
+SECRET = ("username", "password", "ssl_password")
 
 
 class ValkeyStore:
@@ -55,7 +56,7 @@ class ValkeyStore:
     messages or in ``repr``. The server is first asked by the first call: a store may be made before it.
 
     The server is a cache that may be away. Whatever cannot be read is a miss, what cannot be written is dropped, and
-    nothing waits longer than ``timeout_seconds`` for an answer. After a failure the server is left alone for
+    no wait for it is longer than ``timeout_seconds``. After a failure the server is left alone for
     ``rest_seconds`` (``clock`` tells the time): all calls miss at once. Then one call tries it again. A command that
     the server refuses (out of memory, a replica, a cluster's other node) costs that record only. `last_error` says
     what it was; `stats` counts ``errors`` (calls that the server failed), ``refused`` (commands) and ``skipped`` (calls
@@ -101,7 +102,7 @@ class ValkeyStore:
         self._client = _connect(url, float(timeout_seconds), client_options)
         self._failures = _failures()
         options = self._client.connection_pool.connection_kwargs
-        self._secrets = [str(options[name]) for name in ("password", "username") if options.get(name)]
+        self._secrets = [str(value) for name, value in options.items() if value and name in SECRET]
         self._breaker = Breaker(rest_seconds, clock)
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -157,7 +158,7 @@ class ValkeyStore:
         damaged: list[bytes] = []
         try:
             for part in _parts(len(names), self._batch):
-                for i, value in zip(part, self._ask([("GET", names[i]) for i in part]), strict=True):
+                for i, value in zip(part, self._ask([self._read(names[i]) for i in part]), strict=True):
                     if not self._is_ours(value, given.metas[i]):
                         continue
                     if self._is_whole(value):
@@ -195,7 +196,7 @@ class ValkeyStore:
                         latest[names[i]] = i
                         writes.append(i)
                 sets = [("SET", names[i], self._value(given.metas[i], given.rows[given.row_ids[i]])) for i in writes]
-                kept[writes] = [answer is not None for answer in self._ask(sets)]
+                kept[writes] = [answer == b"OK" for answer in self._ask(sets)]
                 for i, write in twins:
                     kept[i] = kept[write]
                     present += int(kept[write])
@@ -227,10 +228,10 @@ class ValkeyStore:
         first, last = HEADER.size, HEADER.size + KEY_BYTES - 1
         try:
             for names in self._scan():
-                for name, parent in zip(
-                    names, self._ask([("GETRANGE", name, first, last) for name in names]), strict=True
-                ):
-                    children.setdefault(parent, []).append(name[len(self._prefix) :])
+                parents = self._ask([("GETRANGE", name, first, last) for name in names])
+                for name, parent in zip(names, parents, strict=True):
+                    if isinstance(parent, bytes):
+                        children.setdefault(parent, []).append(name[len(self._prefix) :])
             while doomed:
                 key = doomed.pop()
                 if key not in seen:
@@ -250,10 +251,9 @@ class ValkeyStore:
             raise TransferError(f"records may be left on the server, as it cannot delete them: {error}") from None
 
     def close(self) -> None:
-        """Let go of the connections. What is on the server stays."""
-        with self._lock:
-            self._is_closed = True
-        self._client.connection_pool.disconnect()
+        """Let go of the connections, those of calls under way when these end. What is on the server stays."""
+        self._is_closed = True
+        self._client.connection_pool.disconnect(inuse_connections=False)
 
     def stats(self) -> dict[str, int]:
         """As `Store.stats` says, and ``errors``, ``refused`` and ``skipped``. Does not ask the server."""
@@ -272,6 +272,10 @@ class ValkeyStore:
 
     def _names(self, keys: Bytes) -> list[bytes]:
         return [self._prefix + key.tobytes() for key in keys]
+
+    def _read(self, name: bytes) -> tuple[Any, ...]:
+        """The command that reads a record, and of a value that is longer than a record a byte more and no further."""
+        return ("GETRANGE", name, 0, self._value_bytes)
 
     def _value(self, meta: Bytes, row: Bytes) -> bytes:
         checksum = zlib.crc32(row.data, zlib.crc32(meta.data))
@@ -345,23 +349,25 @@ class ValkeyStore:
     def _scan(self) -> Iterator[list[bytes]]:
         """The names of this prefix's records, some at a time. Other keys with this prefix have another length."""
         pattern = re.sub(rb"([*?\[\]^\\-])", rb"\\\1", self._prefix) + b"*"
-        cursor: Any = 0
+        cursor = b"0"
         while True:
             answer = self._ask([("SCAN", cursor, "MATCH", pattern, "COUNT", COMMANDS)])[0]
-            if answer is None:
-                raise _AwayError(self._last_error)
-            cursor, names = answer
+            match answer:
+                case [bytes(cursor), list(names)] if cursor.isdigit():
+                    pass
+                case _:
+                    raise _AwayError(self._last_error or f"{answer!r} is no answer to SCAN")
             if names := [name for name in names if len(name) == len(self._prefix) + KEY_BYTES]:
                 yield names
-            if int(cursor) == 0:
+            if cursor == b"0":
                 return
 
     def _unlink(self, names: Sequence[bytes]) -> int:
         deleted = 0
         for part in _parts(len(names), COMMANDS):
             answer = self._ask([("UNLINK", *(names[i] for i in part))])[0]
-            if answer is None:
-                raise _AwayError(self._last_error)
+            if not isinstance(answer, int):
+                raise _AwayError(self._last_error or f"{answer!r} is no answer to UNLINK")
             deleted += answer
             self._count(deleted=answer)
         return deleted
@@ -415,4 +421,7 @@ def _connect(url: str, timeout_seconds: float, options: dict[str, Any]) -> redis
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError):
         raise ConfigError(f"the client does not take one of the options {', '.join(sorted(options))}") from None
-    return redis.Redis(connection_pool=pool)
+    client = redis.Redis(connection_pool=pool)
+    # Answers as they came: what turns them into Python's types stumbles over a server that answers with something else.
+    client.response_callbacks.clear()
+    return client
