@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from valkey_server import WHY_NOT, ValkeyServer, find_server
 
 SEED = int(os.environ.get("KVPAGER_SEED", random.SystemRandom().randrange(2**32)))
 
@@ -62,3 +63,20 @@ def watchdog(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     finally:
         faulthandler.cancel_dump_traceback_later()
         os.close(terminal)
+
+
+@pytest.fixture(scope="session")
+def shared_valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    """One for all tests; what is needed for it is looked for when the first of them asks."""
+    pytest.importorskip("redis", reason="the extra `redis` is not installed")
+    if find_server() is None:
+        pytest.skip(WHY_NOT)
+    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture
+def valkey_server(shared_valkey_server: ValkeyServer) -> ValkeyServer:
+    """A server that is empty. Not to be killed."""
+    shared_valkey_server.empty()
+    return shared_valkey_server

@@ -718,9 +718,8 @@ impl LogStore {
             *lock(&self.index)? = Index::default();
             *lock(&self.readers)? = Vec::new();
             writer.buffer = Vec::new();
-            if let Some(lock) = lock(&self.lock)?.take() {
-                lock.release();
-            }
+            let held = lock(&self.lock)?.take();
+            held.into_iter().for_each(Lock::release);
         }
         Ok(())
     }
