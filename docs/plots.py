@@ -17,6 +17,7 @@ from kvpager.cli import main
 PICTURES = {
     "fragmentation.png": ["fragmentation"],
     "prefix.png": ["prefix"],
+    "cost.png": ["cost", "--model", "llama-2-7b"],
 }
 COLOURS = 32
 

@@ -1,4 +1,5 @@
 from collections import abc
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias, final, overload
 
@@ -10,6 +11,7 @@ from .types import BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "Batch",
+    "LogStore",
     "Pager",
     "Replay",
     "Sequence",
@@ -19,6 +21,8 @@ __all__ = [
     "_mark_forked",
     "_panic_for_tests",
     "build_info",
+    "inspect_segment",
+    "inspect_store",
 ]
 
 __version__: str
@@ -287,3 +291,34 @@ class Replay:
     ) -> Self: ...
     def advance(self, num_requests: int) -> int: ...
     def result(self) -> dict[str, int]: ...
+
+# A store in a directory, and what is in one. `kvpager.tiers.DiskStore` checks and documents the arguments; keys and
+# metas are flat here.
+@final
+class LogStore:
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        row_bytes: int,
+        meta_bytes: int,
+        max_bytes: int,
+        identity: bytes,
+        sync: str,
+        segment_bytes: int | None,
+    ) -> Self: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    def contains_many(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]: ...
+    def get_many(
+        self, keys: NDArray[np.uint8], metas: NDArray[np.uint8], rows: NDArray[np.uint8], row_ids: NDArray[np.int32]
+    ) -> NDArray[np.bool_]: ...
+    def put_many(
+        self, keys: NDArray[np.uint8], metas: NDArray[np.uint8], rows: NDArray[np.uint8], row_ids: NDArray[np.int32]
+    ) -> NDArray[np.bool_]: ...
+    def delete_many(self, keys: NDArray[np.uint8]) -> int: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+
+def inspect_store(path: str | PathLike[str]) -> dict[str, Any]: ...
+def inspect_segment(path: str | PathLike[str], number: int, verify: bool) -> dict[str, Any] | None: ...

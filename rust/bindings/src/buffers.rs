@@ -5,9 +5,12 @@
 //! thread detaches. A caller who lets another thread write into a prompt during the call has a race of his own, as
 //! with every consumer of buffers.
 
+use std::ops::Range;
+
 use kvpager_core::Error;
 use kvpager_core::batch::{Arrays, Shape};
 use kvpager_core::memory::with_capacity;
+use kvpager_store::{Rows, RowsMut};
 use numpy::npyffi::NPY_ARRAY_WRITEABLE;
 use numpy::{PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::{Element, PyBuffer};
@@ -52,6 +55,66 @@ pub fn read_only(py: Python<'_>, values: Vec<i32>) -> Bound<'_, PyArray1<i32>> {
     // cost: it asks first whether anybody else has it.
     unsafe { (*array.as_array_ptr()).fields.flags &= !NPY_ARRAY_WRITEABLE };
     array
+}
+
+/// Rows of bytes that a store reads into, or writes from, while other threads run Python.
+///
+/// A store is given one row at a time, and part of it for no longer than a read of the system and its checksum take.
+pub struct ByteRows {
+    /// Keeps the memory where it is.
+    _buffer: PyBuffer<u8>,
+    start: *mut u8,
+    num_rows: usize,
+    row_bytes: usize,
+}
+
+// SAFETY: the pointer is to memory that `_buffer` keeps alive, which belongs to no thread; `PyBuffer` is `Send` itself.
+unsafe impl Send for ByteRows {}
+
+impl ByteRows {
+    /// The rows of a buffer; None if it is no C-contiguous one of bytes in two dimensions, or must be written and cannot.
+    pub fn of(object: &Bound<'_, PyAny>, row_bytes: usize, writes: bool) -> Option<Self> {
+        let buffer = PyBuffer::<u8>::get(object).ok()?;
+        let &[num_rows, len] = buffer.shape() else { return None };
+        if len != row_bytes || !buffer.is_c_contiguous() || (writes && buffer.readonly()) {
+            return None;
+        }
+        Some(Self { start: buffer.buf_ptr().cast(), num_rows, row_bytes, _buffer: buffer })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.num_rows
+    }
+
+    /// Where a part of a row is.
+    fn at(&self, row: usize, bytes: &Range<usize>) -> *mut u8 {
+        assert!(row < self.num_rows && bytes.start <= bytes.end && bytes.end <= self.row_bytes, "a row that is there");
+        // SAFETY: the buffer is `num_rows * row_bytes` bytes in one piece, as `of` has asked, and the row is one of them.
+        unsafe { self.start.add(row * self.row_bytes + bytes.start) }
+    }
+}
+
+impl Rows for ByteRows {
+    fn copy(&self, row: usize, into: &mut [u8]) {
+        let from = self.at(row, &(0..into.len()));
+        // SAFETY: so many bytes lie there (`at`), and `into` is the store's own memory. The exporter may not move or free
+        // them while the buffer is held. If another thread writes to them meanwhile, the copy is of some moment of each
+        // byte; the checksum is made of the copy.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+    }
+}
+
+impl RowsMut for ByteRows {
+    fn piece(&mut self, row: usize, bytes: Range<usize>) -> &mut [u8] {
+        let start = self.at(row, &bytes);
+        // SAFETY: so many bytes lie there (`at`), initialised and writable, as `of` has asked; the exporter may not move or
+        // free them while the buffer is held. The slice borrows `self` mutably, so that this call has no other; it is
+        // passed to a read of the system, a copy and the checksum, none of which does anything with what it has read
+        // before. The caller has lent the rows to the call, as he lends a buffer to `readinto`: if another of his threads
+        // writes to them all the same, he gets what he and the disk wrote in some order.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes.len()) }
+    }
 }
 
 /// The arrays of a batch: for each buffer one part, one behind the other.

@@ -39,6 +39,16 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     }
 }
 
+/// The exception for a refused call of a store.
+pub fn of_store(py: Python<'_>, error: kvpager_store::Error) -> PyErr {
+    use kvpager_store::Error;
+    match error {
+        Error::Config(message) => config_error(py, message),
+        Error::Io(message) | Error::Closed(message) => raise(py, "TransferError", (message,)),
+        Error::Poisoned => poisoned(py),
+    }
+}
+
 /// A step out of order.
 pub fn step_error(py: Python<'_>, message: String) -> PyErr {
     raise(py, "StepError", (message,))

@@ -17,6 +17,7 @@ mod replay;
 mod sequence;
 mod shared;
 mod step;
+mod store;
 mod tokens;
 
 use pyo3::prelude::*;
@@ -38,6 +39,8 @@ mod _core {
     use super::sequence::PySequence;
     #[pymodule_export]
     use super::step::PyStep;
+    #[pymodule_export]
+    use super::store::{PyLogStore, inspect_segment, inspect_store};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -75,9 +78,10 @@ mod _core {
         pager.hold_lock_for_tests(py, seconds)
     }
 
-    /// Called in the child after `os.fork()`: pagers made before are refused from now on.
+    /// Called in the child after `os.fork()`: pagers and stores made before are refused from now on.
     #[pyfunction]
     fn _mark_forked() {
         super::shared::mark_forked();
+        super::store::mark_forked();
     }
 }

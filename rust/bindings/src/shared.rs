@@ -32,6 +32,11 @@ pub fn mark_forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// How many forks lie between this process and the one that loaded the extension.
+pub fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// What the garbage collector took.
 pub enum Dropped {
     /// A live sequence's handle.
@@ -82,7 +87,7 @@ impl Shared {
         let (sender, receiver) = channel();
         Self {
             guarded: Mutex::new(Guarded { pager, dropped: receiver }),
-            forks: FORKS.load(Ordering::Relaxed),
+            forks: forks(),
             dropped: sender,
             num_dropped: AtomicUsize::new(0),
             released: Mutex::new(Serials::default()),
@@ -185,7 +190,7 @@ impl Shared {
     }
 
     fn is_forked(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) != self.forks
+        forks() != self.forks
     }
 
     /// Keeps the lock while other threads run Python: no call does, so the path of those that wait needs help to be
