@@ -8,8 +8,8 @@ A policy is a small object for one run. The engine asks it, hands itself over to
   one pager call that is right for the request (an admit, a resume, or a swap-in) and answers None where the pager has
   no room; a policy that decides and admits in one call of its own returns that call's sequence instead. With nothing
   running and nothing on its way a request must be let in.
-- `Victims.choose(engine, left_out)` is asked when the rows of a step do not fit, until they do: take a row's blocks to compute
-  them again later (`Recompute`), take them to the host (`Swap`), or leave out what does not fit (`Stall`).
+- `Victims.choose(engine, left_out)` is asked when the rows of a step do not fit, until they do: take a row's blocks to
+  compute them again later (`Recompute`), take them to the host (`Swap`), or leave out what does not fit (`Stall`).
 
 `finished` and `preempted` tell a policy that learns what became of its decisions.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_SAMPLES = 2000
+MAX_SAMPLES = 500
 """Points of a timeline; when there are twice as many, every other one goes."""
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from ..cost import DTYPE_BYTES, CostModel
 from ..errors import ConfigError
+
+OVERHEAD_S = 0.001
+"""What a step takes beside computing and reading, unless told otherwise: an assumption. Measure your engine's with one
+short sequence: the time of a step, less its weights' bytes by the bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,21 @@ class Speed:
     """Copying a block between device and host, one way."""
     overhead_s: float
     """What every step takes besides: launches, sampling, the scheduler."""
+
+    @classmethod
+    def of(cls, cost: CostModel, overhead_s: float = OVERHEAD_S) -> Speed:
+        """A model on a device, as `kvpager.cost` has them: peaks by its utilisation, bandwidth as published."""
+        bandwidth = cost.device.bytes_per_second
+        per_byte = 0.0 if bandwidth is None else 1 / bandwidth
+        return cls(
+            name=f"{cost.shape.name} on {cost.device.name}",
+            token_s=cost.seconds_per_token,
+            pair_s=cost.seconds_per_pair,
+            weights_s=cost.shape.params * DTYPE_BYTES[cost.dtype] / cost.ranks * per_byte,
+            kv_token_s=cost.bytes_per_block / cost.block_size * per_byte,
+            block_s=cost.block_seconds(),
+            overhead_s=overhead_s,
+        )
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
