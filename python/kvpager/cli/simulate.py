@@ -32,7 +32,7 @@ from .cost import model_shape, parsed
 from .options import comma_list, json_option, one_of, plot_option, seed_option
 from .output import Bar, counted, print_json, print_table, print_text, printable
 from .plots import check_plot_path
-from .simulate_plot import plot_results, policy_name, policy_names
+from .simulate_plot import at_the_highest_load, plot_results, policy_name, policy_names
 from .simulate_report import write_report
 
 LOADS = {"mixed": 0.8, "burst": 0.3}
@@ -219,7 +219,8 @@ def simulate(
 
     A step takes max(FLOPs / peak, bytes / bandwidth) + overhead: weights are read once a step, KV once a sequence.
     Models and GPUs are those of kvpager cost. Steps, preemptions and tax of what is all there at once do not depend on
-    them, but for swaps. --load 0.8 is 80% of the requests a second that this engine serves when its queue never empties.
+    them, but for swaps. --load 0.8 is 80% of the requests a second that this engine serves while its queue is never
+    empty.
 
     \b
     Examples:
@@ -315,7 +316,8 @@ def _print(study: Study) -> None:
         print_text(f"Nothing is shared: no policy needs fewer than {bound:,} steps, for want of blocks.")
     if (full := results[0].capacity_per_s) is not None:
         print_text(f"The load that fills the pool, 100%: {full:,.2f} requests a second.")
-    worst, best = max(results, key=lambda r: r.tax), min(results, key=lambda r: (r.tax, r.steps))
+    busiest = at_the_highest_load(results)
+    worst, best = max(busiest, key=lambda r: r.tax), min(busiest, key=lambda r: (r.tax, r.steps))
     if worst.tax > best.tax:
         names = policy_names(results)
         print_text(

@@ -45,9 +45,8 @@ def plot_results(results: Sequence[Result], title: str, path: Path) -> None:
 
 def pictures(results: Sequence[Result]) -> Iterator[Picture]:
     """Those that say something about these runs. Where there are several loads, the pools are those of the highest."""
-    highest = max(result.load_factor or 0.0 for result in results)
-    full = [result for result in results if (result.load_factor or 0.0) == highest]
-    at = f" at {highest:.0%} load" if highest else ""
+    full = at_the_highest_load(results)
+    at = f" at {full[0].load_factor:.0%} load" if full[0].load_factor else ""
     names = policy_names(results)
     yield Picture(
         f"The pool over time{at}",
@@ -70,6 +69,12 @@ def pictures(results: Sequence[Result]) -> Iterator[Picture]:
             CHART_HEIGHT,
             lambda figure: _draw_latency(figure.subplots(), results, names),
         )
+
+
+def at_the_highest_load(results: Sequence[Result]) -> list[Result]:
+    """The results whose engines were asked most; all of them if no load was named."""
+    highest = max(result.load_factor or 0.0 for result in results)
+    return [result for result in results if (result.load_factor or 0.0) == highest]
 
 
 def policy_names(results: Sequence[Result]) -> dict[tuple[str, str], str]:
