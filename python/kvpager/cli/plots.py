@@ -21,28 +21,29 @@ LINE = 80
 """Characters of a heading's line, in the narrowest figure."""
 
 
-def new_figure(width: float = 7.0, height: float = 4.5) -> Figure:
+def new_figure(width: float = 7.0, height: float = 4.5, option: str = "--plot") -> Figure:
     """An empty figure that needs no display."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         hint = "pip install '.[plot]' in a clone of kvpager"
-        raise click.ClickException(f"--plot needs matplotlib: {hint}") from None
+        raise click.ClickException(f"{option} needs matplotlib: {hint}") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def check_plot_path(path: Path) -> None:
+def check_plot_path(path: Path, option: str = "--plot", formats: Sequence[str] = FORMATS) -> None:
     """Refuse a file that could not be written, before the work whose result it is to show."""
-    new_figure()
-    if path.suffix.lower() not in FORMATS:
-        raise click.ClickException(f"--plot {path}: the name has to end in one of {', '.join(FORMATS)}")
+    new_figure(option=option)
+    if path.suffix.lower() not in formats:
+        expected = f"one of {', '.join(formats)}" if len(formats) > 1 else formats[0]
+        raise click.ClickException(f"{option} {path}: the name has to end in {expected}")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise click.ClickException(f"--plot {path}: there is no folder {folder}")
+        raise click.ClickException(f"{option} {path}: there is no folder {folder}")
     if path.is_dir():
-        raise click.ClickException(f"--plot {path}: is a folder")
+        raise click.ClickException(f"{option} {path}: is a folder")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise click.ClickException(f"--plot {path}: cannot be written: Permission denied")
+        raise click.ClickException(f"{option} {path}: cannot be written: Permission denied")
 
 
 def save(figure: Figure, path: Path) -> None:

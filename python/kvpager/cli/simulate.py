@@ -1,0 +1,346 @@
+"""`kvpager simulate`: what admission policies make of a load, on an engine without a model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..cost import CostModel, parse_device, parse_link, parse_seconds
+from ..replay.runs import MAX_BLOCKS, POLICIES
+from ..simulate import (
+    REQUESTS,
+    SCENARIOS,
+    Admission,
+    EngineConfig,
+    Load,
+    Newest,
+    Result,
+    Run,
+    Speed,
+    compare,
+    load_from_trace,
+    parse_admission,
+)
+from ..traces import read_trace
+from .cost import model_shape, parsed
+from .options import comma_list, json_option, one_of, plot_option, seed_option
+from .output import Bar, counted, print_json, print_table, print_text, printable
+from .plots import check_plot_path
+from .simulate_plot import at_the_highest_load, plot_results, policy_name, policy_names
+from .simulate_report import write_report
+
+LOADS = {"mixed": 0.8, "burst": 0.3}
+"""Of scenarios whose arrivals are a rhythm, unless told otherwise."""
+ARGUMENTS = "kvpager.arguments"
+DEFAULT_POLICIES = "first-come,watermark:1%,watermark:5%,watermark:20%,reserve"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What was asked, and what came out."""
+
+    load: Load
+    config: EngineConfig
+    speed: Speed
+    results: list[Result]
+
+    @property
+    def title(self) -> str:
+        """What was served, then by what."""
+        load, config = self.load, self.config
+        limits = f"{config.max_step_tokens:,} tokens a step, at most {config.max_running:,} running"
+        return (
+            f"{printable(Path(load.name).name)}: {counted(load.num_requests, 'request')},"
+            f" on average {load.input_lengths.mean():,.0f} tokens in and {load.output_lengths.mean():,.0f} out;"
+            f" {config.num_blocks:,} blocks of {counted(config.block_size, 'token')}, {limits}; {self.speed.name}"
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Whether any prompt found anything of another."""
+        return any(result.hit_tokens for result in self.results)
+
+
+def load_factor(text: str) -> float:
+    """`0.8` or `80%`."""
+    found = re.fullmatch(r"([0-9]{1,4}(\.[0-9]{1,9})?)(%?)", text.strip())
+    factor = 0.0 if found is None else float(Fraction(found[1]) / (100 if found[3] else 1))
+    if not 0.001 <= factor <= 100:
+        raise ValueError(f"load {text.strip()!r}: expected a share of the load that fills the pool, such as 0.8 or 80%")
+    return factor
+
+
+def _checked_html(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None:
+        check_plot_path(value, "--html", (".html",))
+    return value
+
+
+class Remembering(click.Command):
+    """A command that knows how it was called."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=Remembering, short_help="What admission policies make of a load: steps, tax, latencies.")
+@click.argument("workload", type=click.Path(path_type=str), metavar="TRACE|SCENARIO")
+@click.option(
+    "--policy",
+    "policies",
+    metavar="POLICIES",
+    default=DEFAULT_POLICIES,
+    callback=comma_list(parse_admission),
+    help="Who may start: first-come, watermark:SHARE%, limit:N, reserve; comma-separated.",
+)
+@click.option(
+    "--when-full",
+    "hows",
+    metavar="HOWS",
+    default="recompute",
+    callback=comma_list(one_of("--when-full", ("recompute", "swap", "stall"))),
+    help="What happens when the rows of a step do not fit: recompute, swap, stall; comma-separated.",
+)
+@click.option(
+    "--load",
+    "loads",
+    metavar="SHARES",
+    callback=comma_list(load_factor),
+    help="Rate of the requests, as shares of the load that fills the pool, such as 0.5,0.8.  [default: mixed 0.8,"
+    " burst 0.3, a trace as it was recorded]",
+)
+@click.option("--requests", type=click.IntRange(1, 10_000_000), metavar="N", help="The first N requests only.")
+@click.option("--blocks", type=click.IntRange(1, MAX_BLOCKS), default=3999, metavar="N", help="Blocks of the pool.")
+@click.option("--block-size", type=click.IntRange(1, 1024), default=16, metavar="N", help="Tokens a block.")
+@click.option(
+    "--max-running", type=click.IntRange(1, 65_536), default=256, metavar="N", help="Requests that run at once."
+)
+@click.option(
+    "--max-step-tokens", type=click.IntRange(1, 2**24), default=8192, metavar="N", help="Tokens that a step computes."
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 2**24),
+    metavar="N",
+    help="What clients allow every answer, which is all that reserve knows.  [default: its true length]",
+)
+@click.option(
+    "--host-blocks", type=click.IntRange(0, MAX_BLOCKS), metavar="N", help="Blocks of the host tier.  [default: none]"
+)
+@click.option("--evict", type=click.Choice(POLICIES), default="lru", help="Eviction policy of the prefix cache.")
+@click.option("--no-prefix-cache", is_flag=True, help="Nothing is shared, and a victim finds nothing of its own.")
+@click.option(
+    "--model",
+    "shape",
+    default="llama-3.1-8b",
+    metavar="MODEL",
+    callback=parsed(model_shape),
+    help="A name (kvpager cost --list), or a path to a model's config.json.",
+)
+@click.option(
+    "--gpu", "device", default="h100", metavar="GPU", callback=parsed(parse_device), help="A name, or a peak."
+)
+@click.option(
+    "--link", default="25GB/s", metavar="LINK", callback=parsed(parse_link), help="What swapped blocks move over."
+)
+@click.option(
+    "--overhead",
+    default="1ms",
+    metavar="TIME",
+    callback=parsed(parse_seconds),
+    help="What every step takes besides: launches, sampling, the scheduler. An assumption.",
+)
+@seed_option
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    callback=_checked_html,
+    help="Write a report with tables and pictures into one HTML file; needs the extra plot.",
+)
+@plot_option
+@json_option
+def simulate(
+    workload: str,
+    policies: list[Admission],
+    hows: list[Any],
+    loads: list[float] | None,
+    requests: int | None,
+    blocks: int,
+    block_size: int,
+    max_running: int,
+    max_step_tokens: int,
+    max_tokens: int | None,
+    host_blocks: int | None,
+    evict: str,
+    no_prefix_cache: bool,
+    shape: Any,
+    device: Any,
+    link: Any,
+    overhead: float,
+    seed: int,
+    html: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Serve a load with an engine that has no model but a real pager, once for each policy, side by side.
+
+    A full pool with too many requests is thrashing: requests are preempted and their prompts computed again faster than
+    work finishes. Admission decides that: whoever is let in has to grow.
+
+    \b
+    TRACE|SCENARIO is a trace (as for kvpager replay), or made up by --seed:
+      thrash  256 requests at once, prompts of 256 to 767 tokens, answers of 768 to 2,303
+      mixed   short and long requests behind one system prompt, Poisson arrivals
+      burst   one-off prompts in bursts over a steady stream behind a hot system prompt
+
+    \b
+    --policy: who may start, first come, first served
+      first-come      whoever fits now
+      watermark:5%    whoever fits and leaves 5% of the pool for those who run
+      limit:64        whoever fits while fewer than 64 run
+      reserve         whoever fits with the longest answer he may get, beside all others with theirs
+
+    \b
+    steps        steps of the engine until all have their answers
+    tax          recomputed among all computed tokens
+    preempted    times that somebody lost his blocks, and the most that happened to one request
+    hits         share of the prompt tokens found in the prefix cache
+    in use       share of the pool's blocks that somebody holds, over time
+    useful/s     tokens of prompts and answers a second, each counted once
+    TTFT, ITL    time to the first token, and between tokens, waits included: median and 99th percentile
+
+    A step takes max(FLOPs / peak, bytes / bandwidth) + overhead: weights are read once a step, KV once a sequence.
+    Models and GPUs are those of kvpager cost. Steps, preemptions and tax of what is all there at once do not depend on
+    them, but for swaps. --load 0.8 is 80% of the requests a second that this engine serves while its queue is never
+    empty.
+
+    \b
+    Examples:
+      kvpager simulate thrash
+          what a watermark buys, and what it costs
+      kvpager simulate thrash --policy first-come,limit:30,limit:35,limit:40,limit:45 --plot curve.png
+          the curve of tax against steps, and the pool over time
+      kvpager simulate thrash --policy first-come --when-full recompute,swap,stall --host-blocks 20000
+          three ways to make room
+      kvpager simulate mixed --load 0.5,0.7,0.9,1.1 --policy first-come,watermark:5% --html mixed.html
+          latency against load, as a report
+      kvpager simulate trace.jsonl.gz --blocks 20000 --requests 10000 --json
+    """
+    config = EngineConfig(
+        num_blocks=blocks,
+        block_size=block_size,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        num_host_blocks=host_blocks or 0,
+        eviction=evict,
+        prefix_cache=not no_prefix_cache,
+    )
+    if "swap" in hows and not host_blocks:
+        raise click.UsageError("--when-full swap needs a host tier: give it --host-blocks")
+    speed = Speed.of(CostModel(shape=shape, device=device, link=link, block_size=block_size), overhead)
+    with Bar(quiet=as_json) as bar:
+        load = _load(workload, requests, seed, bar)
+        if max_tokens is not None:
+            load = replace(load, max_tokens=max_tokens)
+        factors: list[float | None] = list(loads) if loads else [LOADS.get(load.name)]
+        if loads and load.arrivals_s[0] == load.arrivals_s[-1]:
+            raise click.UsageError(f"--load means nothing to {printable(load.name)}, where all requests arrive at once")
+        runs = [Run(policy, Newest(how), factor) for policy in policies for how in hows for factor in factors]
+        results = list(compare(load, config, speed, runs, bar.stage("serving")))
+    study = Study(load, config, speed, results)
+    if plot is not None:
+        plot_results(results, study.title, plot)
+    if html is not None:
+        command = shlex.join(["kvpager", "simulate", *click.get_current_context().meta[ARGUMENTS]])
+        write_report(results, study.title, command, _columns(study), _rows(study), html)
+    if as_json:
+        _print_json(study, None if workload not in SCENARIOS else seed, plot, html)
+    else:
+        _print(study)
+
+
+def _load(workload: str, requests: int | None, seed: int, bar: Bar) -> Load:
+    if workload in SCENARIOS:
+        return SCENARIOS[workload](seed, requests or REQUESTS[workload])
+    load = load_from_trace(read_trace(workload, bar.stage("reading")))
+    return load if requests is None else load.first(requests)
+
+
+def _columns(study: Study) -> list[str]:
+    ways = len({result.victims for result in study.results}) > 1 or study.results[0].victims != "recompute"
+    rates = any(result.load_factor is not None for result in study.results)
+    return [
+        *("policy", *(["when full"] if ways else []), *(["load"] if rates else [])),
+        *("steps", "tax", "preempted", *(["hits"] if study.shares else []), "in use", "running", "useful/s"),
+        *("TTFT p50, s", "p99", "ITL p50, ms", "p99"),
+    ]
+
+
+def _rows(study: Study) -> list[list[str]]:
+    columns = _columns(study)
+    rows = []
+    for result in study.results:
+        cells = {
+            "policy": result.admission,
+            "when full": result.victims,
+            "load": "" if result.load_factor is None else f"{result.load_factor:.0%}",
+            "steps": f"{result.steps:,}",
+            "tax": f"{result.tax:.1%}",
+            "preempted": f"{result.preemptions:,}" + (f" (max {result.preemptions_max})" if result.preemptions else ""),
+            "hits": f"{result.hit_rate:.1%}",
+            "in use": f"{result.active_mean:.1%}",
+            "running": f"{result.running_mean:.1f}",
+            "useful/s": f"{result.useful_tokens_per_s:,.0f}",
+            "TTFT p50, s": f"{result.ttft.p50:,.3f}",
+            "ITL p50, ms": f"{1000 * result.itl.p50:,.2f}",
+        }
+        tails = iter((f"{result.ttft.p99:,.3f}", f"{1000 * result.itl.p99:,.2f}"))
+        rows.append([cells[column] if column in cells else next(tails) for column in columns])
+    return rows
+
+
+def _print(study: Study) -> None:
+    left = 2 if "when full" in _columns(study) else 1
+    print_table(study.title.replace("; ", ";\n", 1), _columns(study), _rows(study), left=left)
+    results = study.results
+    if not study.shares:
+        bound = results[0].lower_bound_steps
+        print_text(f"Nothing is shared: no policy needs fewer than {bound:,} steps, for want of blocks.")
+    if (full := results[0].capacity_per_s) is not None:
+        print_text(f"The load that fills the pool, 100%: {full:,.2f} requests a second.")
+    busiest = at_the_highest_load(results)
+    worst, best = max(busiest, key=lambda r: r.tax), min(busiest, key=lambda r: (r.tax, r.steps))
+    if worst.tax > best.tax:
+        names = policy_names(results)
+        print_text(
+            f"{policy_name(worst, names)} computes {worst.tax:.1%} of its tokens again;"
+            f" {policy_name(best, names)} {best.tax:.1%}, in {best.steps / worst.steps:.2f} times the steps."
+        )
+
+
+def _print_json(study: Study, seed: int | None, plot: Path | None, html: Path | None) -> None:
+    load = study.load
+    print_json(
+        "simulate",
+        workload={
+            "name": load.name,
+            "seed": seed,
+            "requests": load.num_requests,
+            "input_tokens": int(load.input_lengths.sum()),
+            "output_tokens": int(load.output_lengths.sum()),
+            "max_tokens": load.max_tokens,
+        },
+        engine=asdict(study.config),
+        speed=asdict(study.speed),
+        rows=[result.as_dict() for result in study.results],
+        plot=None if plot is None else str(plot),
+        html=None if html is None else str(html),
+    )

@@ -1,0 +1,212 @@
+"""Who may start, and who gives way: the two decisions that an engine leaves to others.
+
+A policy is a small object for one run. The engine asks it, hands itself over to be looked at, and does the rest:
+
+- `Admission.admit(engine, request)` is asked about the request that waits longest, whenever a step has tokens and a row
+  to spare. It answers by letting the request in, `engine.enter(request)`, or with None: then nobody behind it comes in
+  before the next step, unless the policy wants to `scan` on (it bounds how often one is passed over). `enter` makes the
+  one pager call that is right for the request (an admit, a resume, or a swap-in) and answers None where the pager has
+  no room; a policy that decides and admits in one call of its own returns that call's sequence instead. With nothing
+  running and nothing on its way a request must be let in.
+- `Victims.choose(engine, left_out)` is asked when the rows of a step do not fit, until they do: take a row's blocks to
+  compute them again later (`Recompute`), take them to the host (`Swap`), or leave out what does not fit (`Stall`).
+
+`finished` and `preempted` tell a policy that learns what became of its decisions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from .. import Plan, Sequence
+    from .engine import Engine
+    from .rows import Request
+
+
+class Admission(Protocol):
+    """Who may start."""
+
+    @property
+    def name(self) -> str:
+        """What tables and pictures call it."""
+
+    @property
+    def watermark(self) -> float:
+        """The watermark of the pager it works with."""
+
+    @property
+    def scan(self) -> int:
+        """How many requests that do not come in are passed over in a step; 0: whoever is first keeps all others out."""
+
+    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+        """Let the request in, or None. May look at everything, changes the pager only for this request."""
+
+    def finished(self, engine: Engine, request: Request) -> None:
+        """A request has its whole answer, and is about to give its blocks back."""
+
+    def preempted(self, engine: Engine, request: Request) -> None:
+        """A request lost its blocks and waits again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCome:
+    """Whoever fits, in the order of arrival: what engines do unless told otherwise."""
+
+    @property
+    def name(self) -> str:
+        return "first come"
+
+    @property
+    def watermark(self) -> float:
+        return 0.0
+
+    @property
+    def scan(self) -> int:
+        return 0
+
+    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+        return engine.enter(request)
+
+    def finished(self, engine: Engine, request: Request) -> None:
+        pass
+
+    def preempted(self, engine: Engine, request: Request) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark(FirstCome):
+    """Whoever fits and leaves this share of the pool free or cached, so that those who run can grow."""
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= 1:
+            raise ConfigError(f"a watermark of {self.fraction}: expected a share from 0 to 1")
+
+    @property
+    def name(self) -> str:
+        return f"watermark {100 * self.fraction:g}%"
+
+    @property
+    def watermark(self) -> float:
+        return self.fraction
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyLimit(FirstCome):
+    """Whoever fits while fewer than so many run: the knob that is usually turned."""
+
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ConfigError(f"a limit of {self.limit}: at least one request has to run")
+
+    @property
+    def name(self) -> str:
+        return f"limit {self.limit}"
+
+    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+        return engine.enter(request) if engine.num_running < self.limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveEverything(FirstCome):
+    """Whoever fits with the longest answer he may get, beside all others with theirs. Nobody is ever preempted.
+
+    It takes `max_tokens` at its word: with the true lengths it is the best that never overcommits, with a server's
+    limit it is a reservation of what nobody uses. Blocks that are shared count once with those who hold them; what a
+    request would hit counts as not there, as long as it waits.
+    """
+
+    @property
+    def name(self) -> str:
+        return "reserve"
+
+    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+        room = engine.available_blocks - engine.promised_blocks
+        alone = not engine.num_running
+        return engine.enter(request) if alone or engine.most_blocks(request) <= room else None
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """This request gives its blocks back now; what it had is computed again when it returns."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """This request's blocks go to the host; the rows that do not fit wait until they are there.
+
+    Where the host has no room, and where nobody could go on meanwhile, it is computed again instead.
+    """
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The rows that do not fit are left out of this step and keep their blocks. Some row has to be left."""
+
+
+Answer: TypeAlias = Recompute | Swap | Stall
+
+
+class Victims(Protocol):
+    """Who gives way when the rows of a step do not fit."""
+
+    @property
+    def name(self) -> str:
+        """What tables and pictures call it."""
+
+    def choose(self, engine: Engine, left_out: int) -> Answer:
+        """What to do. `left_out` rows of the step do not fit, and at least one request runs."""
+
+
+How: TypeAlias = Literal["recompute", "swap", "stall"]
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Whoever was let in last, by recompute or by swap.
+
+    With `stall` nobody gives way as long as some row of the step fits: the others wait for a finish.
+    """
+
+    how: How = "recompute"
+
+    @property
+    def name(self) -> str:
+        return self.how
+
+    def choose(self, engine: Engine, left_out: int) -> Answer:
+        if self.how == "stall" and left_out < engine.num_planned_rows:
+            return Stall()
+        newest = engine.running[-1]
+        return Swap(newest) if self.how == "swap" else Recompute(newest)
+
+
+def parse_admission(text: str) -> Admission:
+    """`first-come`, `watermark:5%`, `limit:64` or `reserve`; a ValueError says what there is."""
+    kind, _, value = text.strip().partition(":")
+    try:
+        if kind == "first-come" and not value:
+            return FirstCome()
+        if kind == "reserve" and not value:
+            return ReserveEverything()
+        if kind == "watermark" and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,12})?%", value):
+            return Watermark(float(Fraction(value[:-1]) / 100))
+        if kind == "limit" and re.fullmatch(r"[0-9]{1,9}", value):
+            return ConcurrencyLimit(int(value))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    raise ValueError(f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64 or reserve")
