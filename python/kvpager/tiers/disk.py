@@ -84,6 +84,11 @@ class DiskStore:
         """Bytes of a payload."""
         return self._shape.row_bytes
 
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a full segment."""
+        return self._log.segment_bytes
+
     def contains_many(self, keys: Bytes) -> npt.NDArray[np.bool_]:
         """Which keys are there. Looks at the index only, and at half of each key."""
         return self._log.contains_many(self._shape.keys(keys).reshape(-1))
