@@ -157,7 +157,6 @@ class TestLimit:
         """L16."""
         self.fill(tmp_path / "store", 80 << 20, 4 << 20, 20_000)
 
-    @pytest.mark.slow
     def test_two_gigabytes_through_64_megabytes(self, tmp_path: Path) -> None:
         self.fill(tmp_path / "store", 2 << 30, 64 << 20, 256 << 10)
 

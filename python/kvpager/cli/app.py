@@ -27,6 +27,7 @@ COMMANDS = {
     "blocksize": "blocksize:blocksize",
     "fragmentation": "fragmentation:fragmentation",
     "prefix": "prefix:prefix",
+    "tier": "tier:tier",
 }
 
 
@@ -64,6 +65,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager blocksize chat.jsonl              which block size to take, and why
       kvpager fragmentation --plot slots.png    why pages: the same memory with and without them
       kvpager prefix                            what a prefix cache keeps and loses, block by block
+      kvpager tier inspect PATH                 what a disk store keeps; verify PATH reads and checks all of it
 
     Every command explains itself with --help and prints one JSON object with --json.
     """
