@@ -1,7 +1,7 @@
 //! What is where, in memory: for each segment its entries by slot, and one table of all keys.
 //!
-//! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The entries of the
-//! segment that is being filled are reserved at its start.
+//! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The
+//! entries of the segment that is being filled are reserved at its start.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -185,8 +185,8 @@ impl Index {
             .map(|(index, _)| index)
     }
 
-    /// Every record of these keys and every record below them, in order of position; replaced records of theirs, too. Looks
-    /// at all records, and needs 16 bytes for each meanwhile.
+    /// Every record of these keys and every record below them, in order of position; replaced records of theirs, too.
+    /// Looks at all records, and needs 16 bytes for each meanwhile.
     pub fn below(&self, keys: &[Prefix]) -> Vec<Position> {
         let all = self
             .members()
