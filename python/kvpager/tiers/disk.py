@@ -88,6 +88,11 @@ class DiskStore:
         return self._shape.row_bytes
 
     @property
+    def segment_bytes(self) -> int:
+        """Bytes of a full segment."""
+        return self._log.segment_bytes
+
+    @property
     def is_local(self) -> bool:
         """True: see `Store`."""
         return True

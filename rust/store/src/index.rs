@@ -1,7 +1,7 @@
 //! What is where, in memory: for each segment its entries by slot, and one table of all keys.
 //!
-//! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The entries of the
-//! segment that is being filled are reserved at its start.
+//! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The
+//! entries of the segment that is being filled are reserved at its start.
 
 use std::collections::HashSet;
 use std::fs::File;
