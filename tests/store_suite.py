@@ -38,9 +38,14 @@ UNKNOWN = -1
 """What a store says of `records`, `bytes` and `max_bytes` where others may write beside it."""
 
 
+ROOTS = 1 << 40
+
+
 def key(name: int) -> npt.NDArray[np.uint8]:
-    """The key of a block: 32 bytes that look random."""
-    return np.random.default_rng((1, name)).integers(0, 256, 32, np.uint8)
+    """The key of a block: 32 bytes that look random. Numbers from `ROOTS` on are roots'."""
+    key = np.random.default_rng((1, name)).integers(0, 256, 32, np.uint8)
+    key[:8] = 0 if name >= ROOTS else key[:8] | 1
+    return key
 
 
 def meta(name: int, parent: int, token: int = 0, block_size: int = BLOCK_SIZE) -> npt.NDArray[np.uint8]:
@@ -57,7 +62,7 @@ def payload(name: int, token: int = 0, row_bytes: int = ROW_BYTES) -> npt.NDArra
 
 @dataclass
 class Blocks:
-    """Blocks of a store, by name. The parent of a block is `name - 1` unless `parents` says otherwise."""
+    """Blocks of a store, by name. Each is the first of a path unless `parents` says otherwise."""
 
     store: Store
     parents: dict[int, int] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class Blocks:
         return np.array([key(name) for name in names], np.uint8).reshape(-1, 32)
 
     def metas(self, names: Iterable[int], token: int = 0) -> npt.NDArray[np.uint8]:
-        metas = [meta(name, self.parents.get(name, name - 1 + (1 << 40)), token, self.block_size) for name in names]
+        metas = [meta(name, self.parents.get(name, ROOTS + name), token, self.block_size) for name in names]
         return np.array(metas, np.uint8).reshape(-1, self.store.meta_bytes)
 
     def put(self, names: Iterable[int], token: int = 0) -> list[bool]:

@@ -105,11 +105,19 @@ class TestRecords:
 
 class TestDeletion:
     def test_a_chain_goes_from_the_given_block_down(self, blocks: Blocks) -> None:
-        blocks.parents = {0: 100, 1: 0, 2: 1, 3: 2, 4: 1, 5: 0, 6: 101}
+        blocks.parents = {1: 0, 2: 1, 3: 2, 4: 1, 5: 0}
         blocks.put(range(7))
         assert blocks.delete([1]) == 4
         assert blocks.contains(range(7)) == [True, False, False, False, False, True, True]
         assert blocks.get(range(7)) == [True, False, False, False, False, True, True]
+
+    def test_what_hangs_in_the_air_goes_too(self, blocks: Blocks) -> None:
+        """Where the store lost a block, what is below may be of what is deleted: saved again, it would be found."""
+        blocks.parents = {1: 0, 2: 1, 4: 3}
+        blocks.put([0, 2, 3, 4])
+        assert blocks.delete([0]) == 2
+        assert blocks.contains(range(5)) == [False, False, False, True, True]
+        assert blocks.store.delete_many(blocks.keys([])) == 0
 
     def test_the_given_block_need_not_be_there(self, blocks: Blocks) -> None:
         blocks.parents = {1: 0, 2: 1}

@@ -73,6 +73,8 @@ def records(number: int, seed: int = 0, parents: list[int] | None = None, row_by
     rng = np.random.default_rng(seed)
     keys = rng.integers(0, 256, (number, KEY_BYTES), np.uint8)
     metas = rng.integers(0, 256, (number, META_BYTES), np.uint8)
+    keys[:, 0] |= 1
+    metas[:, :8] = 0  # roots
     for child, parent in enumerate(parents or []):
         if parent >= 0:
             metas[child, :KEY_BYTES] = keys[parent]
@@ -765,6 +767,7 @@ from kvpager.tiers import ValkeyStore
 url, what = sys.argv[1:]
 rng = np.random.default_rng(7)
 keys, metas = rng.integers(0, 256, (6, 32), np.uint8), rng.integers(0, 256, (6, 48), np.uint8)
+metas[:, :8] = 0
 rows, ids = rng.integers(0, 256, (6, 64), np.uint8), np.arange(6, dtype=np.int32)
 with ValkeyStore(url, row_bytes=64, block_size=4, timeout_seconds=20) as store:
     if what == "put":

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, TransferError
-from .store import KEY_BYTES, ROOT, Bytes, Shape
+from .store import KEY_BYTES, Bytes, Shape, without
 
 __all__ = ["MemoryStore"]
 
@@ -91,19 +91,12 @@ class MemoryStore:
 
     def delete_many(self, keys: Bytes) -> int:
         """Delete records, all below them, and what hangs in the air."""
-        doomed = {key.tobytes() for key in self._shape.keys(keys)}
+        keys = self._shape.keys(keys)
         with self._lock:
             self._check_open()
-            children: dict[bytes, list[bytes]] = {}
-            for key, (meta, _) in self._records.items():
-                children.setdefault(meta[:KEY_BYTES], []).append(key)
-            kept = set[bytes]()
-            open_ = [parent for parent in children if parent.startswith(ROOT) and parent not in doomed]
-            while open_:
-                found = [child for child in children.get(open_.pop(), ()) if child not in doomed]
-                kept.update(found)
-                open_ += found
-            gone = self._records.keys() - kept
+            if not len(keys):
+                return 0
+            gone = without(keys, {key: meta[:KEY_BYTES] for key, (meta, _) in self._records.items()})
             for key in gone:
                 del self._records[key]
             self._counts["deleted"] += len(gone)

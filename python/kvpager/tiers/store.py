@@ -157,3 +157,18 @@ def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | 
     ):
         raise ValueError(f"{name} must be {expected}, not {list(array.shape)}")
     return array
+
+
+def without(keys: Bytes, parents: dict[bytes, bytes]) -> set[bytes]:
+    """What goes with `keys` (see `Store.delete_many`), of records whose parents these are."""
+    doomed = {key.tobytes() for key in keys}
+    children: dict[bytes, list[bytes]] = {}
+    for key, parent in parents.items():
+        children.setdefault(parent, []).append(key)
+    kept = set[bytes]()
+    open_ = [parent for parent in children if parent.startswith(ROOT) and parent not in doomed]
+    while open_:
+        found = [child for child in children.get(open_.pop(), ()) if child not in doomed]
+        kept.update(found)
+        open_ += found
+    return parents.keys() - kept

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError, TransferError
 from .breaker import Breaker
-from .store import KEY_BYTES, Bytes, Shape
+from .store import KEY_BYTES, Bytes, Shape, without
 
 if TYPE_CHECKING:
     import redis
@@ -137,6 +137,11 @@ class ValkeyStore:
         """What the server, or the way to it, last failed with; None if nothing has. No credentials in it."""
         return self._last_error
 
+    @property
+    def is_local(self) -> bool:
+        """False: see `Store`."""
+        return False
+
     def contains_many(self, keys: Bytes) -> npt.NDArray[np.bool_]:
         """Which keys are there; all False for a server that does not answer."""
         names = self._names(self._shape.keys(keys))
@@ -215,7 +220,7 @@ class ValkeyStore:
         return [length == self._value_bytes and self._is_ours(start, metas[i]) for i, start, length in looked]
 
     def delete_many(self, keys: Bytes) -> int:
-        """Delete these records and every record below them. Looks at every record of this prefix.
+        """Delete these records, all below them, and what hangs in the air. Looks at every record of this prefix.
 
         Records that another process stores meanwhile may be missed. TransferError if the server cannot be asked or
         refuses: then some may be deleted.
@@ -224,20 +229,15 @@ class ValkeyStore:
         self._check_open()
         if not len(keys):
             return 0
-        doomed, seen, children = [key.tobytes() for key in keys], set[bytes](), dict[bytes, list[bytes]]()
+        parents: dict[bytes, bytes] = {}
         first, last = HEADER.size, HEADER.size + KEY_BYTES - 1
         try:
             for names in self._scan():
-                parents = self._ask([("GETRANGE", name, first, last) for name in names])
-                for name, parent in zip(names, parents, strict=True):
+                answers = self._ask([("GETRANGE", name, first, last) for name in names])
+                for name, parent in zip(names, answers, strict=True):
                     if isinstance(parent, bytes):
-                        children.setdefault(parent, []).append(name[len(self._prefix) :])
-            while doomed:
-                key = doomed.pop()
-                if key not in seen:
-                    seen.add(key)
-                    doomed += children.get(key, [])
-            return self._unlink([self._prefix + key for key in seen])
+                        parents[name[len(self._prefix) :]] = parent
+            return self._unlink([self._prefix + key for key in without(keys, parents)])
         except _AwayError as error:
             raise TransferError(f"records may be left on the server, as it cannot delete them: {error}") from None
 

@@ -20,6 +20,9 @@ impl LogStore {
     pub fn delete_many(&self, keys: &[[u8; KEY_BYTES]]) -> Result<usize> {
         let mut writer = lock(&self.writer)?;
         self.check_open()?;
+        if keys.is_empty() {
+            return Ok(0);
+        }
         let doomed: Vec<Prefix> = keys.iter().map(|key| prefix(key)).collect();
         let (positions, count) = {
             let mut index = lock(&self.index)?;
