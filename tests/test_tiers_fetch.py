@@ -7,6 +7,7 @@ from implementations import admit_committed, cache, free_ids, ids, line, nothing
 from tiers import arrive, each_with_tiers, offloaded, on_host, pairs, states
 
 from kvpager import NeverFits, OutOfBlocks
+from kvpager.cost import CostModel
 
 pytestmark = each_with_tiers
 
@@ -84,6 +85,48 @@ def test_too_little_to_be_worth_it(pager):
             pager.admit(PROMPT, fetch_min_tokens=wrong)
     with nothing_changes(pager), refuses(TypeError):
         pager.admit(PROMPT, fetch=1)
+
+
+class Policy:
+    """Notes what it is asked, and answers as told."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def should_fetch(self, num_device_tokens, num_host_tokens):
+        self.asked.append((num_device_tokens, num_host_tokens))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_policy_decides(pager):
+    never, always = Policy(False), Policy(True)
+    with pager.admit(PROMPT, fetch=never) as seq:
+        assert seq.state == "running"
+    with pager.admit(PROMPT, fetch=always) as seq:
+        assert seq.state == "fetching"
+        pager.cancel(seq.fetch)
+    found = pager.match(PROMPT)
+    assert never.asked == always.asked == [(found.num_tokens, found.num_host_tokens)]
+    with pager.admit([9] * 9, fetch=always):
+        assert len(always.asked) == 1  # there is nothing to fetch
+
+
+def test_a_policy_that_fails_changes_nothing(pager):
+    with nothing_changes(pager), pytest.raises(ZeroDivisionError):
+        pager.admit(PROMPT, fetch=Policy(ZeroDivisionError()))
+    for other in (1, "yes", object()):
+        with nothing_changes(pager), pytest.raises(TypeError, match="fetch"):
+            pager.admit(PROMPT, fetch=other)
+
+
+def test_a_cost_model_is_a_policy(pager):
+    model = CostModel.of("llama-3.1-8b", "h100", "25GB/s")
+    with pager.admit(PROMPT, fetch=model) as seq:
+        assert (seq.state == "fetching") == model.should_fetch(0, pager.match(PROMPT).num_host_tokens)
+        if seq.fetch is not None:
+            pager.cancel(seq.fetch)
 
 
 def test_behind_a_hit_on_the_device(pager):

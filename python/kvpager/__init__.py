@@ -33,7 +33,7 @@ from .errors import (
     TransferError,
 )
 from .plans import Plan, PlanStatus, StoreKeys
-from .types import AttachedTier, BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
+from .types import AttachedTier, BatchArrays, Computing, FetchPolicy, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "AllocationError",
@@ -42,6 +42,7 @@ __all__ = [
     "BatchArrays",
     "Computing",
     "ConfigError",
+    "FetchPolicy",
     "ForkedProcess",
     "KvPagerError",
     "Namespace",

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .plans import Plan, PlanStatus, StoreKeys
-from .types import AttachedTier, BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
+from .types import AttachedTier, BatchArrays, Computing, FetchPolicy, Namespace, PrefixMatch, Stats, Tokens
 
 __all__ = [
     "Batch",
@@ -81,7 +81,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: Literal[False] = False,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: SupportsIndex = 1,
     ) -> Sequence: ...
     @overload
@@ -92,7 +92,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: bool,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: SupportsIndex = 1,
     ) -> Sequence | Computing: ...
     @overload
@@ -103,7 +103,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: Literal[False] = False,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: SupportsIndex = 1,
     ) -> Sequence | None: ...
     @overload
@@ -114,7 +114,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: bool,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: SupportsIndex = 1,
     ) -> Sequence | Computing | None: ...
     # Peeks. They do not release the handles that the garbage collector took: wait in a loop of try_admit, not of these.

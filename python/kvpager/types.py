@@ -11,7 +11,17 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDic
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AttachedTier", "BatchArrays", "Computing", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
+__all__ = [
+    "AttachedTier",
+    "BatchArrays",
+    "Computing",
+    "FetchPolicy",
+    "Namespace",
+    "PrefixMatch",
+    "Stats",
+    "Tokens",
+    "WritableBuffer",
+]
 
 Tokens: TypeAlias = abc.Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
 """Token values, 0 to 2^31-1: any sequence (a list, a tuple, a range), or any one-dimensional buffer of integers.
@@ -50,6 +60,14 @@ class AttachedTier(Protocol):
 
     def on_forget(self, tokens: Tokens, namespace: Namespace) -> None:
         """The pager forgot the last of these blocks and all below it: neither may come back."""
+        ...
+
+
+class FetchPolicy(Protocol):
+    """What ``admit(..., fetch=)`` takes in place of a bool: `kvpager.cost.CostModel` is one."""
+
+    def should_fetch(self, num_device_tokens: int, num_host_tokens: int, /) -> bool:
+        """Is it worth to fetch what the host has behind the device's prefix? Asked only if it has something."""
         ...
 
 

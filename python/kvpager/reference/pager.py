@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
 from ..plans import Plan, PlanState, PlanStatus, StoreKeys
-from ..types import AttachedTier, Computing, Namespace, PrefixMatch, Stats, Tokens
+from ..types import AttachedTier, Computing, FetchPolicy, Namespace, PrefixMatch, Stats, Tokens
 from .batch import Batch
 from .check import check
 from .dump import dump
@@ -184,7 +184,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: Literal[False] = False,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: int = 1,
     ) -> Sequence: ...
     @overload
@@ -195,7 +195,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: bool,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: int = 1,
     ) -> Sequence | Computing: ...
 
@@ -206,7 +206,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: bool = False,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: int = 1,
     ) -> Sequence | Computing:
         """Start a sequence: take what is cached of its prompt, and blocks for the rest; all or nothing."""
@@ -215,7 +215,7 @@ class Pager:
         record = Record(self._next_id, tokens, namespace, key, as_bool("pin", pin))
         wait, fetch, least = (
             as_bool("wait", wait),
-            as_bool("fetch", fetch),
+            self._wants_fetch(fetch, prompt, namespace),
             as_least("fetch_min_tokens", fetch_min_tokens),
         )
         if wait and (computing := self._computing(record)):
@@ -253,7 +253,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: Literal[False] = False,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: int = 1,
     ) -> Sequence | None: ...
     @overload
@@ -264,7 +264,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: bool,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: int = 1,
     ) -> Sequence | Computing | None: ...
 
@@ -275,7 +275,7 @@ class Pager:
         namespace: Namespace = b"",
         pin: bool = False,
         wait: bool = False,
-        fetch: bool = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: int = 1,
     ) -> Sequence | Computing | None:
         """``admit``, or None where that raises OutOfBlocks. A prompt that never fits still raises."""
@@ -285,6 +285,12 @@ class Pager:
             )
         except OutOfBlocks:
             return None
+
+    def _wants_fetch(self, fetch: bool | FetchPolicy, prompt: Tokens, namespace: Namespace) -> bool:
+        if isinstance(fetch, bool | np.bool_) or not hasattr(fetch, "should_fetch"):
+            return as_bool("fetch", fetch)
+        match = self.match(prompt, namespace=namespace)
+        return bool(match.num_host_tokens and fetch.should_fetch(match.num_tokens, match.num_host_tokens))
 
     def can_admit(self, prompt: Tokens, *, namespace: Namespace = b"", pin: bool = False) -> bool:
         """Whether the same ``admit`` would succeed now. Changes nothing: dropped handles stay, which admit releases."""

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyString, PyType, PyWeakrefMethods, PyWeakrefReference};
 
-use crate::arguments::{self, Given, wrong_type};
+use crate::arguments::{self, Given, is_bool, wrong_type};
 use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
@@ -63,6 +63,37 @@ pub struct PyPager {
 }
 
 impl PyPager {
+    /// What an admission wishes.
+    fn wished(
+        &self,
+        py: Python<'_>,
+        request: (Tokens, Vec<u8>, bool),
+        wait: &Given<'_>,
+        fetch: &Given<'_>,
+        fetch_min_tokens: &Given<'_>,
+    ) -> PyResult<(Tokens, Vec<u8>, Wish)> {
+        let (tokens, namespace, pinned) = request;
+        let (wait, least) = (wait.flag("wait", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
+        let policy = match fetch.get() {
+            Some(policy) if !is_bool(policy)? => policy
+                .getattr_opt("should_fetch")?
+                .ok_or_else(|| wrong_type(policy, "fetch", "a bool, or an object with the method should_fetch"))
+                .map(Some)?,
+            _ => None,
+        };
+        let fetch = match policy {
+            Some(should_fetch) => {
+                let (on_device, on_host) = self.shared.read_with(py, &tokens, |pager, tokens| {
+                    let found = pager.find_prefix(tokens, &namespace)?.num_tokens;
+                    Ok((found, pager.num_host_tokens(tokens, &namespace, found)))
+                })?;
+                on_host > 0 && should_fetch.call1((on_device, on_host))?.is_truthy()?
+            }
+            None => fetch.flag("fetch", false)?,
+        };
+        Ok((tokens, namespace, Wish { pinned, wait, fetch: fetch.then_some(least) }))
+    }
+
     /// The attached tiers that there still are.
     fn attached<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let Ok(mut attached) = self.attached.lock() else { return Vec::new() };
@@ -220,7 +251,7 @@ impl PyPager {
     /// wait : bool
     ///     Where a running sequence is about to compute more of this prompt than is cached, take nothing and return a
     ///     Computing: admit again once that sequence has committed, or is gone.
-    /// fetch : bool
+    /// fetch : bool, or an object whose `should_fetch(num_device_tokens, num_host_tokens)` decides
     ///     Where the host has more of this prompt than the device, the sequence starts in state "fetching", and its `fetch`
     ///     is the plan that brings those blocks (one plan for all that want the same): when it ends, the sequence runs.
     /// fetch_min_tokens : int
@@ -261,7 +292,7 @@ impl PyPager {
         fetch_min_tokens: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let arguments = request(py, prompt, &namespace, &pin);
-        let arguments = arguments.and_then(|request| wished(request, &wait, &fetch, &fetch_min_tokens));
+        let arguments = arguments.and_then(|request| self.wished(py, request, &wait, &fetch, &fetch_min_tokens));
         let (tokens, namespace, wish) = self.shared.arguments(py, arguments)?;
         let started = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit_as(tokens, &namespace, wish))?;
         self.started(py, started)
@@ -288,7 +319,7 @@ impl PyPager {
         fetch_min_tokens: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let arguments = request(py, prompt, &namespace, &pin);
-        let arguments = arguments.and_then(|request| wished(request, &wait, &fetch, &fetch_min_tokens));
+        let arguments = arguments.and_then(|request| self.wished(py, request, &wait, &fetch, &fetch_min_tokens));
         let (tokens, namespace, wish) = self.shared.arguments(py, arguments)?;
         let started = self
             .shared
@@ -792,19 +823,6 @@ fn request(
     let namespace = namespace::encode(py, namespace)?;
     let pin = pin.flag("pin", false)?;
     Ok((Tokens::from_any(tokens)?, namespace, pin))
-}
-
-/// The same with how it is to be admitted.
-fn wished(
-    request: (Tokens, Vec<u8>, bool),
-    wait: &Given<'_>,
-    fetch: &Given<'_>,
-    fetch_min_tokens: &Given<'_>,
-) -> PyResult<(Tokens, Vec<u8>, Wish)> {
-    let (tokens, namespace, pinned) = request;
-    let wait = wait.flag("wait", false)?;
-    let (fetch, least) = (fetch.flag("fetch", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
-    Ok((tokens, namespace, Wish { pinned, wait, fetch: fetch.then_some(least) }))
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {
