@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -604,7 +605,7 @@ class Pretender:
 
 def commands(connection: socket.socket) -> Iterator[list[bytes]]:
     """What the client asks, its greeting included, until it hangs up."""
-    with connection.makefile("rb") as stream:
+    with connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):  # or resets the connection
         while (line := stream.readline()).startswith(b"*"):
             words = []
             for _ in range(int(line[1:])):
@@ -678,7 +679,8 @@ class TestPretenders:
 
         def act(connection: socket.socket) -> None:
             for _ in commands(connection):
-                connection.sendall(b"+OK\r\n")
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(b"+OK\r\n")
             hung_up.set()
 
         def interrupted(*_: object, **__: object) -> None:
@@ -982,3 +984,14 @@ class TestTheClient:
             "try: kvpager.tiers.ValkeyStore(row_bytes=1, block_size=1)\nexcept kvpager.ConfigError as e: print(e)"
         )
         assert self.run(program) == "ValkeyStore needs the client redis: pip install '.[redis]' in a clone of kvpager"
+
+
+@needs_server
+def test_the_code_in_the_page_runs(server: ValkeyServer) -> None:
+    page = Path(__file__).parent.parent / "docs" / "valkey.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert "redis://localhost:6379/0" in program
+    names: dict[str, Any] = {}
+    exec(compile(program.replace("redis://localhost:6379/0", server.url), page.name, "exec"), names)
+    assert names["stored"].all()
+    assert names["found"].all()
