@@ -28,6 +28,7 @@ COMMANDS = {
     "fragmentation": "fragmentation:fragmentation",
     "prefix": "prefix:prefix",
     "cost": "cost:cost",
+    "tier": "tier:tier",
 }
 
 
@@ -66,6 +67,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager fragmentation --plot slots.png    why pages: the same memory with and without them
       kvpager prefix                            what a prefix cache keeps and loses, block by block
       kvpager cost --tokens 4000                swap a victim or compute it again: what each takes
+      kvpager tier inspect PATH                 what a disk store keeps; verify PATH reads and checks all of it
 
     Every command explains itself with --help and prints one JSON object with --json.
     """

@@ -1,5 +1,5 @@
-//! The disk store as Python has it. `kvpager.tiers.DiskStore` checks arguments and says what they are; what memory safety needs is
-//! checked here again. No call holds the interpreter while it waits for a lock or the disk.
+//! The disk store as Python has it. `kvpager.tiers.DiskStore` checks arguments and says what they are; what memory
+//! safety needs is checked here again. No call holds the interpreter while it waits for a lock or the disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;

@@ -2,15 +2,19 @@
 //!
 //! ```text
 //! kvpager-<number>.seg    64 bytes of header, then slots of one size, filled in order
-//!   header                magic "kvpgseg1", store u64, number u64, slots u32, meta_bytes u32, row_bytes u64, zeros, crc u32 of the 60 before
-//!   slot                  head crc u32, payload crc u32, key [32], meta [meta_bytes], payload [row_bytes], zeros up to a multiple of 8
-//! kvpager-<number>.keys   of a segment that is not written to: 40 bytes of header, then for each slot 16 bytes of key, 8 of parent key
-//!   header                magic "kvpgkey1", store u64, number u64, count u32, segment bytes u64, crc u32 of the 36 before and the entries
+//!   header                magic "kvpgseg1", store u64, number u64, slots u32, meta_bytes u32, row_bytes u64,
+//!                         zeros, crc u32 of the 60 bytes before
+//!   slot                  head crc u32, payload crc u32, key [32], meta [meta_bytes], payload [row_bytes],
+//!                         zeros up to a multiple of 8
+//! kvpager-<number>.keys   of a segment that nobody writes to: 40 bytes of header, then an entry a slot
+//!   header                magic "kvpgkey1", store u64, number u64, count u32, segment bytes u64,
+//!                         crc u32 of the 36 bytes before and the entries
+//!   entry                 the first 16 bytes of the key, the first 8 of the parent's; zeros where a record is no more
 //! ```
 //!
-//! Both checksums of a slot start from what the slot is: its store, segment and number. So no copy of a record, and none
-//! that an older file left in the same blocks of the disk, is good anywhere else. The payload's goes on from the key and the
-//! meta, so that a head whose payload was not written fits no older payload.
+//! Both checksums of a slot start from what the slot is: its store, segment and number. So no copy of a record, and
+//! none that an older file left in the same blocks of the disk, is good anywhere else. The payload's goes on from the
+//! key and the meta, so that a head whose payload was not written fits no older payload.
 
 use crc32fast::Hasher;
 

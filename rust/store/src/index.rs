@@ -1,8 +1,9 @@
 //! What is where, in memory: for each segment its entries by slot, and one table of all keys.
 //!
-//! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The entries of the
-//! segment that is being filled are reserved at its start.
+//! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The
+//! entries of the segment that is being filled are reserved at its start.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -177,16 +178,17 @@ impl Index {
         self.members[index as usize].take().map(|member| Member { live, ..member })
     }
 
-    /// The segment that was used longest ago, of those that are not `tail`; the older of two.
+    /// The segment that was used longest ago, of those that are not `tail`. Of those that one call used, the newest: a
+    /// block lies behind its parents, as a rule, and is worth nothing without them.
     pub fn coldest(&self, tail: Option<u32>) -> Option<u32> {
         let others = self.members().filter(|(index, _)| Some(*index) != tail);
         others
-            .min_by_key(|(_, member)| (member.segment.tick.load(Ordering::Relaxed), member.segment.number))
+            .min_by_key(|(_, member)| (member.segment.tick.load(Ordering::Relaxed), Reverse(member.segment.number)))
             .map(|(index, _)| index)
     }
 
-    /// Every record of these keys and every record below them, in order of position; replaced records of theirs, too. Looks
-    /// at all records, and needs 16 bytes for each meanwhile.
+    /// Every record of these keys and every record below them, in order of position; replaced records of theirs, too.
+    /// Looks at all records, and needs 16 bytes for each meanwhile.
     pub fn below(&self, keys: &[Prefix]) -> Vec<Position> {
         let all = self
             .members()

@@ -23,8 +23,8 @@ pub struct Opened {
     pub bytes: u64,
 }
 
-/// Opens a segment; None if it is none of this store's. Where its keys are missing or wrong, the heads of its records tell
-/// them, and of the `last` segment, whose end may be torn, the payloads are checked, too.
+/// Opens a segment; None if it is none of this store's. Where its keys are missing or wrong, the heads of its records
+/// tell them, and of the `last` segment, whose end may be torn, the payloads are checked, too.
 ///
 /// # Errors
 /// If the system refuses.

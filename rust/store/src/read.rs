@@ -116,8 +116,8 @@ impl Reader {
         Ok(head.filter(|head| geometry.check_head(number, slot, head).is_some()))
     }
 
-    /// What is in a slot: its entry if there is a good head, and, where it was `checked`, a good payload; and whether the
-    /// slot is blank, as one is whose record was deleted. None where the file ends before the slot does.
+    /// What is in a slot: its entry if there is a good head, and, where it was `checked`, a good payload; and whether
+    /// the slot is blank, as one is whose record was deleted. None where the file ends before the slot does.
     ///
     /// # Errors
     /// If the system refuses.

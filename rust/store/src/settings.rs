@@ -16,7 +16,8 @@ pub const SEGMENTS_MAX: usize = 512;
 pub const ROW_BYTES_MAX: usize = 1 << 30;
 const META_BYTES_MAX: usize = 1 << 20;
 
-/// When data is made to survive a loss of power. What `put_many` has answered survives the end of the process in any case.
+/// When data is made to survive a loss of power. What `put_many` has answered survives the end of the process in any
+/// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SyncPolicy {
     /// When a segment is full, and at `close`.
@@ -89,8 +90,8 @@ impl Settings {
     /// # Errors
     /// `Config` if the limit has no room for two segments, or for too many.
     pub fn slots(&self, geometry: Geometry, fixed: u64) -> Result<u32> {
-        // Large stores get large segments, so that no store needs many open files; small ones a sixteenth of their limit,
-        // so that little is lost with a segment.
+        // Large stores get large segments, so that no store needs many open files; small ones a sixteenth of their
+        // limit, so that little is lost with a segment.
         let suited = (self.max_bytes / 16).min(SEGMENT_BYTES).max(self.max_bytes / (SEGMENTS_MAX as u64 / 2));
         let segment_bytes = self.segment_bytes.unwrap_or(suited);
         let slots = (segment_bytes / geometry.record_bytes() as u64).clamp(SLOTS_MIN, u64::from(u32::MAX) - 1) as u32;
@@ -98,7 +99,8 @@ impl Settings {
         let least = fixed + 2 * charge;
         if self.max_bytes < least {
             return Err(Error::Config(format!(
-                "max_bytes is {}; with segments of {slots} records of {} bytes it must be {least} or more, for two of them",
+                "max_bytes is {}; with segments of {slots} records of {} bytes it must be {least} or more, for two \
+                 of them",
                 self.max_bytes,
                 geometry.record_bytes()
             )));

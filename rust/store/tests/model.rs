@@ -1,5 +1,6 @@
-//! Random histories against a map: puts, gets, deletions, restarts and crashes must be as in the map while there is room for everything;
-//! with a small limit, flipped bytes and cut files, what is read must be right, and what was deleted must stay away.
+//! Random histories against a map: puts, gets, deletions, restarts and crashes must be as in the map while there is
+//! room for everything; with a small limit, flipped bytes and cut files, what is read must be right, and what was
+//! deleted must stay away.
 
 mod support;
 
