@@ -317,6 +317,35 @@ for path in (sys.argv[1] + "/store", sys.argv[1] + "/new"):
         assert len(said) == 2
         assert all("Permission denied" in line and str(folder) in line for line in said), said
 
+    def test_a_folder_that_may_not_be_written_any_more(self, folder: Path) -> None:
+        """What is there is read and deleted; what needs a new file is dropped, and nothing is evicted for it."""
+        script = """
+path = Path(sys.argv[1]) / "store"
+with opened(path, LIMIT, segment_bytes=1) as store:
+    blocks = Blocks(store)
+    names = range(30)
+    assert blocks.put(names) == [True] * 30
+    os.chmod(path, 0o555)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    assert blocks.put(range(30, 40)) == [True] * 2 + [False] * 8
+    assert blocks.get(range(40)) == [True] * 32 + [False] * 8
+    assert blocks.delete([3, 31]) == 2
+    there = [name not in (3, 31) and name < 32 for name in range(40)]
+    assert blocks.get(range(40)) == there
+    assert (store.stats()["evicted"], store.stats()["dropped"]) == (0, 8), store.stats()
+    assert blocks.delete(range(8)) == 7, "all of a segment"
+    there[:8] = [False] * 8
+    assert blocks.get(range(40)) == there
+    if os.getuid() == 0:
+        os.seteuid(0)
+    os.chmod(path, 0o755)
+with opened(path, LIMIT, segment_bytes=1) as store:
+    assert Blocks(store).get(range(40)) == there
+    assert Blocks(store).put(range(40)) == [True] * 40
+"""
+        in_a_process(script, folder)
+
     def test_a_path_that_is_no_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         with pytest.raises(TransferError, match=r"cannot make .*file"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -330,6 +331,15 @@ class TestForeignValues:
             assert put(store, keys, metas, rows) == [True, True]
             assert get(store, keys, metas, rows) == [True, True]
 
+    @pytest.mark.parametrize("spoil", [lambda value: value[:-1], lambda value: value + b"\0", lambda value: value[:70]])
+    def test_lengths_heal_without_having_been_read(self, server: ValkeyServer, spoil: Callable[[bytes], bytes]) -> None:
+        keys, metas, rows = records(1)
+        with client(server) as direct, store_on(server) as store:
+            put(store, keys, metas, rows)
+            direct.set(name(keys[0]), spoil(direct.get(name(keys[0]))))
+            assert put(store, keys, metas, rows) == get(store, keys, metas, rows) == [True]
+            assert store.stats()["stored"] == 2
+
     def test_a_value_that_is_far_too_long(self, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """No more of it than a record is read."""
         lengths: list[int] = []
@@ -527,29 +537,6 @@ class TestFailures:
                 pytest.fail("it never came back")
 
     @pytest.mark.usefixtures("watchdog")
-    def test_an_interrupt(self, own: ValkeyServer) -> None:
-        """The call ends with it, nobody rests, and the interrupted answer is nobody's."""
-        keys, metas, rows = records(2)
-
-        def interrupted(number: int, frame: object) -> None:
-            raise KeyboardInterrupt
-
-        with store_on(own) as store:
-            put(store, keys, metas, rows)
-            own.freeze()
-            before = signal.signal(signal.SIGALRM, interrupted)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, SHORT_S)
-                with pytest.raises(KeyboardInterrupt):
-                    store.get_many(keys[:1], metas[:1], rows[:1].copy(), ids(1))
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, before)
-                own.thaw()
-            assert not store.is_resting
-            assert get(store, keys[1:], metas[1:], rows[1:]) == [True]
-
-    @pytest.mark.usefixtures("watchdog")
     def test_kills_under_two_threads(self, own: ValkeyServer, seed: int) -> None:
         """One reads, one writes, while the server dies and comes back: never an error, never wrong bytes."""
         rng = random.Random(seed)
@@ -618,15 +605,21 @@ class Pretender:
         self._thread.join()
 
 
-def says_to_each_command(answer: bytes) -> Callable[[socket.socket], None]:
-    """Answers every command alike; the client's greeting is among them."""
+def commands(connection: socket.socket) -> Iterator[list[bytes]]:
+    """What the client asks, its greeting included, until it hangs up."""
+    with connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):  # or resets the connection
+        while (line := stream.readline()).startswith(b"*"):
+            words = []
+            for _ in range(int(line[1:])):
+                words.append(stream.read(int(stream.readline()[1:])))
+                stream.readline()
+            yield words
 
+
+def says_to_each_command(answer: bytes) -> Callable[[socket.socket], None]:
     def act(connection: socket.socket) -> None:
-        with connection.makefile("rb") as words:
-            while (line := words.readline()).startswith(b"*"):
-                for _ in range(int(line[1:])):
-                    words.read(int(words.readline()[1:]) + 2)
-                connection.sendall(answer)
+        for _ in commands(connection):
+            connection.sendall(answer)
 
     return act
 
@@ -654,20 +647,76 @@ class TestPretenders:
             assert silent.connections == 2
             assert (store.stats()["errors"], store.stats()["skipped"]) == (2, 41)
 
-    def test_closed_during_a_call(self) -> None:
-        """The call ends as it would have; its connection does not stay."""
+    def test_an_interrupt(self) -> None:
+        """The call ends with it, nobody rests, and nobody waits on that connection for what may still come."""
+        keys, metas, rows = records(1)
+        hung_up = threading.Event()
+
+        def act(connection: socket.socket) -> None:
+            for words in commands(connection):
+                if words[0] != b"GETRANGE":
+                    connection.sendall(b"+OK\r\n")
+            hung_up.set()
+
+        def interrupted(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        with Pretender(act) as silent, store_on(silent.port) as store:
+            before = signal.signal(signal.SIGALRM, interrupted)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, SHORT_S)
+                with pytest.raises(KeyboardInterrupt):
+                    store.get_many(keys, metas, rows, ids(1))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+            assert hung_up.wait(PATIENT_S)
+            assert not store.is_resting
+            assert store.stats()["errors"] == 0
+
+    def test_an_interrupt_between_two_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The second answer is never read: its connection must not serve another call."""
         keys, metas, rows = records(3)
-        answers: list[list[bool]] = []
-        with Pretender(lambda connection: None) as silent:
-            store = store_on(silent.port, timeout_seconds=SHORT_S)
+        hung_up = threading.Event()
+
+        def act(connection: socket.socket) -> None:
+            for _ in commands(connection):
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(b"+OK\r\n")
+            hung_up.set()
+
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with Pretender(act) as answering, store_on(answering.port) as store:
+            monkeypatch.setattr(redis.client.Pipeline, "parse_response", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.get_many(keys, metas, rows, ids(3))
+            assert hung_up.wait(PATIENT_S)
+
+    def test_closed_during_a_call(self) -> None:
+        """The call ends as it would have, and its connection with it."""
+        keys, metas, rows = records(1)
+        answers, asked, closed, hung_up = list[list[bool]](), threading.Event(), threading.Event(), threading.Event()
+
+        def act(connection: socket.socket) -> None:
+            for words in commands(connection):
+                if words[0] == b"GETRANGE":
+                    asked.set()
+                    closed.wait(PATIENT_S)
+                connection.sendall(b"+OK\r\n")
+            hung_up.set()
+
+        with Pretender(act) as slow:
+            store = store_on(slow.port)
             call = threading.Thread(target=lambda: answers.append(get(store, keys, metas, rows)))
             call.start()
-            while not silent.connections:
-                call.join(0.001)
+            assert asked.wait(PATIENT_S)
             store.close()
+            closed.set()
             call.join()
-            assert answers == [[False] * 3]
-            assert silent.connections == 1
+            assert answers == [[False]]
+            assert hung_up.wait(PATIENT_S)
 
     def test_nobody_there(self) -> None:
         keys, metas, rows = records(3)
@@ -695,6 +744,20 @@ class TestPretenders:
             with pytest.raises(kvpager.TransferError, match="records may be left") as refused:
                 store.delete_many(keys)
             assert words in str(refused.value)
+
+    @pytest.mark.parametrize("words", [b"-ERR alice (hunter2) may not", b"-NOPERM User alice", b"-WRONGPASS hunter2"])
+    def test_what_a_server_says_of_credentials(self, words: bytes) -> None:
+        keys, metas, rows = records(1)
+        options = {"username": "alice", "password": "hunter2"}
+        with (
+            Pretender(says_to_each_command(words + b"\r\n")) as tell_tale,
+            store_on(tell_tale.port, **options) as store,
+        ):
+            assert get(store, keys, metas, rows) == [False]
+            assert "***" in str(store.last_error)
+            with pytest.raises(kvpager.TransferError) as refused:
+                store.clear()
+            assert not [secret for secret in options.values() if secret in f"{refused.value} {store.last_error}"]
 
     @pytest.mark.parametrize(
         "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$-7\r\n", b"\0\0\r\n", b"-LOADING the dataset\r\n", b"*1\r\n"]
@@ -924,3 +987,14 @@ class TestTheClient:
             "try: kvpager.tiers.ValkeyStore(row_bytes=1, block_size=1)\nexcept kvpager.ConfigError as e: print(e)"
         )
         assert self.run(program) == "ValkeyStore needs the client redis: pip install '.[redis]' in a clone of kvpager"
+
+
+@needs_server
+def test_the_code_in_the_page_runs(server: ValkeyServer) -> None:
+    page = Path(__file__).parent.parent / "docs" / "valkey.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert "redis://localhost:6379/0" in program
+    names: dict[str, Any] = {}
+    exec(compile(program.replace("redis://localhost:6379/0", server.url), page.name, "exec"), names)
+    assert names["stored"].all()
+    assert names["found"].all()

@@ -3,6 +3,7 @@
 //! 24 bytes a record for the entry and 11 to 32 for the table, so at most 56 at the worst moment of its growth. The
 //! entries of the segment that is being filled are reserved at its start.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -177,11 +178,12 @@ impl Index {
         self.members[index as usize].take().map(|member| Member { live, ..member })
     }
 
-    /// The segment that was used longest ago, of those that are not `tail`; the older of two.
+    /// The segment that was used longest ago, of those that are not `tail`. Of those that one call used, the newest: a
+    /// block lies behind its parents, as a rule, and is worth nothing without them.
     pub fn coldest(&self, tail: Option<u32>) -> Option<u32> {
         let others = self.members().filter(|(index, _)| Some(*index) != tail);
         others
-            .min_by_key(|(_, member)| (member.segment.tick.load(Ordering::Relaxed), member.segment.number))
+            .min_by_key(|(_, member)| (member.segment.tick.load(Ordering::Relaxed), Reverse(member.segment.number)))
             .map(|(index, _)| index)
     }
 

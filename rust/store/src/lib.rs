@@ -12,9 +12,10 @@
 //! ```
 //!
 //! - A record is written once, to the end of the last segment, and deleted at most once, by zeros over its head.
-//! - Where there is no room for another segment, the one that was used longest ago is dropped first. A new segment
-//!   takes its full size of the limit before its file is made, so that the limit holds at any moment. When segments
-//!   were used is kept in memory only: after a restart the oldest goes first.
+//! - Where there is no room for another segment, the one that was used longest ago is dropped first; of those that one
+//!   call used, the newest: children rather than parents. A new segment takes its full size of the limit before its
+//!   file is made, so that the limit holds at any moment. When segments were used is kept in memory only: after a
+//!   restart the oldest goes first.
 //! - In memory: 24 bytes a record and 11 to 32 of the table of keys.
 //! - A segment whose keys are missing or damaged is looked through, record by record; what is torn is a miss.
 //!

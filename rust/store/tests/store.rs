@@ -63,6 +63,7 @@ fn a_call_that_is_too_large_says_what_is_left() {
     let answers = put(&store, &records);
     assert_eq!(answers, get(&store, &records));
     assert_eq!(answers.iter().filter(|&&is_there| is_there).count(), 12);
+    assert!(all_there(&answers[..8]), "parents rather than children");
     assert_eq!(store.stats().unwrap().dropped, 8);
 }
 

@@ -59,20 +59,22 @@ impl LogStore {
         };
         let is_tail = writer.tail.as_ref().is_some_and(|tail| tail.member == member);
         let drop_it = |writer: &mut Writer| -> Result<io::Result<()>> {
-            if is_tail {
+            let dropped = self.drop_member(member)?;
+            if is_tail && dropped.is_ok() {
                 writer.tail = None;
             }
-            Ok(self.drop_member(member)?.map(|_| ()))
+            Ok(dropped.map(|_| ()))
         };
-        if live == 0 {
-            return drop_it(writer);
+        if live == 0 && self.count(&drop_it(writer)?) {
+            return Ok(Ok(()));
         }
-        let blanked = files::remove(&keys_path(&self.directory, segment.number)).and_then(|()| {
-            let zeros = vec![0; self.geometry.head_bytes()];
-            for at in group {
-                segment.file.write_all_at(&zeros, self.geometry.offset(at.slot as usize))?;
-            }
-            if self.sync == SyncPolicy::Never { Ok(()) } else { segment.file.sync_data() }
+        // Keys that stay, because the directory cannot be changed, say of a deleted record that it is there: a hint, no more.
+        self.count(&files::remove(&keys_path(&self.directory, segment.number)));
+        let zeros = vec![0; self.geometry.head_bytes()];
+        let blank = |at: &Position| segment.file.write_all_at(&zeros, self.geometry.offset(at.slot as usize));
+        let blanked = group.iter().try_for_each(blank).and_then(|()| match self.sync {
+            SyncPolicy::Never => Ok(()),
+            SyncPolicy::Segment | SyncPolicy::Always => segment.file.sync_data(),
         });
         if blanked.is_err() {
             // Then all of it, rather than leave what was to be deleted.

@@ -77,7 +77,7 @@ impl LogStore {
         self.sync_if_always(writer, &mut put)?;
         self.give_back(reader);
         if get(&self.counters.evicted) > evicted {
-            // A call that stores more than there is room for drops its own first records again.
+            // A call that stores more than there is room for drops some of its own again.
             let index = lock(&self.index)?;
             for (answer, key) in put.answers.iter_mut().zip(keys) {
                 *answer &= index.find(&prefix(key)).is_some();
