@@ -29,9 +29,9 @@ class DiskStore:
 
     All files of the store together never have more than ``max_bytes``, each counted in whole pages of 4,096; where
     there is no room, the *segment* (file of records) that was used longest ago is dropped whole; of those that one call
-    used, the newest, since blocks lie behind their parents. A segment has ``segment_bytes`` but at least 8 records; None
-    takes a sixteenth of the limit, at most 64 MiB (of a store above 16 GiB a 256th). When segments were used is kept in
-    memory only: after a restart the oldest goes first.
+    used, the newest, since blocks lie behind their parents. A segment has ``segment_bytes`` but at least 8 records;
+    None takes a sixteenth of the limit, at most 64 MiB (of a store above 16 GiB a 256th). When segments were used is
+    kept in memory only: after a restart the oldest goes first.
 
     What ``put_many`` has answered survives the end of the process, however it ends. ``sync`` says what survives a
     loss of power: ``"segment"`` full segments and what was there at ``close``; ``"always"`` what ``put_many`` has
