@@ -490,9 +490,17 @@ def test_a_token_trace_is_its_own_tokens(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_nothing_is_one_token(tmp_path: Path) -> None:
-    load = trace_load(tmp_path / "t.jsonl", {"input_length": 3, "output_length": 0})
-    assert load.output_lengths.tolist() == [1]
-    assert finished(Checked(load, TINY, SPEED)).steps == 1
+    ids = {"input_length": 3, "block_size": 4, "hash_ids": []}
+    for request in (
+        {"input_length": 3, "output_length": 0},
+        {**ids, "output_length": 0, "output_hash_ids": []},
+        {"tokens": [1, 2, 3], "output_tokens": []},
+    ):
+        load = trace_load(tmp_path / "t.jsonl", request)
+        assert load.output_lengths.tolist() == [1]
+        result = finished(Checked(load, TINY, SPEED))
+        assert (result.steps, np.isnan(result.itl.p50)) == (1, True)
+        assert result.as_dict()["itl"]["p50"] is None
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
