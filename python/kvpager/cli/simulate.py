@@ -118,7 +118,13 @@ class Remembering(click.Command):
     help="Rate of the requests, as shares of the load that fills the pool, such as 0.5,0.8.  [default: mixed 0.8,"
     " burst 0.3, a trace as it was recorded]",
 )
-@click.option("--requests", type=click.IntRange(1, 10_000_000), metavar="N", help="The first N requests only.")
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 10_000_000),
+    metavar="N",
+    help="So many requests of a scenario, or the first N of a trace.  [default: thrash 256, the others 2000, a trace"
+    " all]",
+)
 @click.option("--blocks", type=click.IntRange(1, MAX_BLOCKS), default=3999, metavar="N", help="Blocks of the pool.")
 @click.option("--block-size", type=click.IntRange(1, 1024), default=16, metavar="N", help="Tokens a block.")
 @click.option(
