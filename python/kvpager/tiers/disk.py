@@ -116,7 +116,7 @@ class DiskStore:
         """Delete records and all below them: zeros over their heads, on the disk when this returns (but for sync
         "never").
 
-        Their space comes back with their segment, at once if no other record is in it. Needs 16 bytes for each record
+        Their space comes back with their segment, at once if no other record is in it. Needs 17 bytes for each record
         of the store meanwhile.
         """
         return self._log.delete_many(self._shape.keys(keys).reshape(-1))
