@@ -152,7 +152,7 @@ fn verify_counts_what_is_damaged() {
     store.delete_many(&[support::key(18)]).unwrap();
     drop(store);
     flip(&folder.files(".seg")[0], 64 + RECORD_BYTES - 10);
-    fs::write(&folder.files(".seg")[1], b"not a segment").unwrap();
+    fs::write(&folder.files(".seg")[1], [7; 100]).unwrap();
     let geometry = inspect(&folder.0).unwrap().manifest.geometry;
     let counts = |number| {
         let report = verify(&folder.0, geometry, number).unwrap().unwrap();
