@@ -319,6 +319,7 @@ for path in (sys.argv[1] + "/store", sys.argv[1] + "/new"):
     def test_a_folder_that_may_not_be_written_any_more(self, folder: Path) -> None:
         """What is there is read and deleted; what needs a new file is dropped, and nothing is evicted for it."""
         script = """
+import numpy.ma  # numpy asks for it late, when this process may not read it any more
 path = Path(sys.argv[1]) / "store"
 with opened(path, LIMIT, segment_bytes=1) as store:
     blocks = Blocks(store)
