@@ -45,6 +45,9 @@ class DiskStore:
     did not close.
     """
 
+    _log: LogStore
+    _is_closed = True  # until it has been opened
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -69,9 +72,6 @@ class DiskStore:
             None if segment_bytes is None else _size("segment_bytes", segment_bytes),
         )
         self._is_closed = False
-
-    _log: LogStore
-    _is_closed = True  # until it has been opened
 
     @property
     def path(self) -> str:
