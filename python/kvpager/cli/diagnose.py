@@ -106,9 +106,9 @@ def diagnose_command(
 ) -> None:
     """Say what is wrong with a load and the engine that serves it, with evidence, and what to change.
 
-    TRACE (as for kvpager replay) is replayed as it is and with each change; what does not come out of this trace is not
-    reported. Say how your engine is set: --blocks, --block-size, --max-running. Findings are ordered by the share of the
-    computed tokens that their change saves; the table shows each by itself and all together.
+    TRACE (as for kvpager replay) is replayed as it is and with each change: what this trace has no evidence for is not
+    reported. Say how your engine is set: --blocks, --block-size, --max-running. Findings are ordered by the share of
+    the computed tokens that their change saves; the table shows each by itself and all together.
 
     \b
     varying-front      a request id or a time in front of text that prompts share: the first position that varies, and

@@ -66,12 +66,12 @@ def _load(case: Case, moved: bool) -> Load:
 
 def _text(coarse: BlockSizeRow, better: BlockSizeRow, moved: bool) -> str:
     text = (
-        f"Blocks of {coarse.block_size} tokens are too coarse: they leave {coarse.waste_mean:,.0f} slots of each request's"
-        f" last block empty, {coarse.waste_share:.1%} of all tokens"
+        f"Blocks of {coarse.block_size} tokens are too coarse: they leave {coarse.waste_mean:,.0f} slots of each"
+        f" request's last block empty, {coarse.waste_share:.1%} of all tokens"
     )
     if coarse.lost_tokens:
         where = ", once what varies stands behind it" if moved else ""
         lost = coarse.overhead_share - coarse.waste_share
         text += f", and share {lost:.1%} less than small ones would{where}, as only whole blocks are shared"
-    both = "both are" if coarse.lost_tokens else "it is"
-    return f"{text}. At {better.block_size} tokens {both} {better.overhead_share:.1%}{' together' * bool(coarse.lost_tokens)}."
+    both, together = ("both are", " together") if coarse.lost_tokens else ("it is", "")
+    return f"{text}. At {better.block_size} tokens {both} {better.overhead_share:.1%}{together}."

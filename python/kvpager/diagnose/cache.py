@@ -1,4 +1,4 @@
-"""Cached prefixes that were taken for free memory: running requests have their room, and what comes back is computed."""
+"""Cached prefixes that were taken for free memory: others have their room, and what comes back is computed again."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _crowded(case: Case, base: Setting, now: Measures, seen: str, server: Server
         way = f"Keep {100 * best.watermark:g}% of the pool out of their reach (a watermark)"
     return Finding(
         kind=KIND,
-        text=f"Prefix cache was taken for free memory: {now.running_mean:.0f} requests run in {now.usage_mean:.0%} of the"
-        " pool on average, and each that comes in takes its room from cached prefixes, which others come back for."
+        text=f"Prefix cache was taken for free memory: {now.running_mean:.0f} requests run in {now.usage_mean:.0%} of"
+        " the pool on average, and each that comes in takes its room from cached prefixes, which others come back for."
         f" {seen[0].upper()}{seen[1:]}.{_server(server)}",
         numbers=_numbers(case, base, now, best),
         change=f"{way}: fewer at once, each with less to compute.",
@@ -77,12 +77,12 @@ def _too_small(case: Case, base: Setting, now: Measures, seen: str, server: Serv
         return None
     return Finding(
         kind=KIND,
-        text=f"Prefix cache was taken for free memory: requests hold {now.usage_mean:.0%} of the pool on average, and the"
-        " rest looks free. It is not: it holds prefixes that come back, and not all of them."
+        text=f"Prefix cache was taken for free memory: requests hold {now.usage_mean:.0%} of the pool on average, and"
+        " the rest looks free. It is not: it holds prefixes that come back, and not all of them."
         f" {seen[0].upper()}{seen[1:]}.{_server(server)}",
         numbers=_numbers(case, base, now, larger),
-        change="Size the pool for what comes back, not for what is in use: twice the blocks, or a host tier to keep what"
-        " is evicted (docs/tiers.md).",
+        change="Size the pool for what comes back, not for what is in use: twice the blocks, or a host tier to keep"
+        " what is evicted (docs/tiers.md).",
         setting=larger,
         effect=effect,
     )

@@ -38,8 +38,8 @@ def look(case: Case) -> Finding | Look:
         kind=KIND,
         text=_text(trace, numbers),
         numbers=numbers,
-        change=f"Put what varies ({_span(numbers)}) behind the text that is shared. It is a request id, the time, or the"
-        " like: whatever differs belongs last.",
+        change=f"Put what varies ({_span(numbers)}) behind the text that is shared. It is a request id, the time, or"
+        " the like: whatever differs belongs last.",
         setting=moved,
         effect=Effect(case.measure(now), case.measure(moved)),
     )

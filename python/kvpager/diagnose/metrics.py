@@ -1,7 +1,7 @@
 """What a server says of itself: one or two scrapes in Prometheus' text format.
 
-Read are the names of kvpager's own servers and of vLLM; others are passed over. Of several engines or models gauges that
-count and counters are added up, shares are averaged.
+Read are the names of kvpager's own servers and of vLLM; others are passed over. Of several engines or models counts are
+added up, and shares averaged.
 
 | here | kvpager | vLLM |
 |---|---|---|
@@ -13,8 +13,8 @@ count and counters are added up, shares are averaged.
 | TTFT, ITL | - | `time_to_first_token_seconds`, `inter_token_latency_seconds` |
 | pool | `total_blocks` | labels `num_gpu_blocks`, `block_size` of `cache_config_info` |
 
-Names of kvpager are read with any of the prefixes `kvpager_server_pager_`, `kvpager_server_`, `kvpager_`, `kvpager:`, and with or
-without `_total`.
+Names of kvpager may begin with `kvpager_server_pager_`, `kvpager_server_`, `kvpager_` or `kvpager:`, and may end in
+`_total`.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def read_server(paths: Sequence[str | os.PathLike[str]]) -> Server:
         before, now = getattr(first, name), getattr(last, name)
         if before is not None and now is not None and now < before:
             raise MetricsError(
-                f"{last.path}: {name} fell from {before:,.0f} to {now:,.0f}: the earlier scrape comes first, and between"
-                " the two the server must not have been restarted"
+                f"{last.path}: {name} fell from {before:,.0f} to {now:,.0f}: the earlier scrape comes first, and"
+                " between the two the server must not have been restarted"
             )
     return Server(first, last)
 

@@ -40,9 +40,10 @@ class Diagnosis:
 
 
 def diagnose(
-    case: Case, server: Server | None = None, *, limit_given: bool = False, stage: Stage = lambda label: None
+    case: Case, server: Server | None = None, *, limit_given: bool = False, stage: Stage | None = None
 ) -> Diagnosis:
     """Look for everything. `limit_given` says that `max_running` was chosen by somebody; `stage` hears what begins."""
+    begin = stage or _unheard
     answers: list[Finding | Look] = []
     for label, look in (
         ("what varies in front", lambda: front.look(case)),
@@ -51,9 +52,9 @@ def diagnose(
         ("limit", lambda: thrashing.look_at_limit(case, limit_given)),
         ("one-off prompts", lambda: scan.look(case)),
     ):
-        stage(label)
+        begin(label)
         answers.append(look())
-    stage("room for the cache")
+    begin("room for the cache")
     base = case.as_it_is
     for answer in answers:
         if isinstance(answer, Finding) and answer.kind in ("thrashing", "scan"):
@@ -64,9 +65,13 @@ def diagnose(
         (answer for answer in answers if isinstance(answer, Finding)), key=lambda found: -found.effect.saved_share
     )
     looks = tuple(answer for answer in answers if isinstance(answer, Look))
-    stage("all together")
+    begin("all together")
     rows, together = _rows(case, findings, limit_given)
     return Diagnosis(tuple(findings), looks, rows, together, _notes(case, server, findings))
+
+
+def _unheard(label: str) -> None:
+    pass
 
 
 def _with(base: Setting, now: Setting, changed: Setting) -> Setting:
@@ -97,7 +102,7 @@ def _rows(case: Case, findings: list[Finding], limit_given: bool) -> tuple[tuple
 
 
 def _let_in(case: Case, others: Setting, limit_given: bool) -> tuple[Setting, str]:
-    """Watermark and limit were found on the load as it was: with the other changes made it takes less, or the reverse."""
+    """Watermark and limit were found on the load as it was: with the other changes made they are others."""
     if thrashing.is_preempted(case, others):
         stopped = best_that_stops(case, others)
         return stopped, f"With the other changes made, what stops the preemptions is {_admission(others, stopped)}."

@@ -43,7 +43,9 @@ def look(case: Case) -> Finding | Look:
     regained = (case.run(setting).hit_tokens - base.hit_tokens) / tokens
     if regained < MIN_REGAINED * (would_hit - hit):
         return nothing(
-            KIND, f"{text} and take room, but not by flushing: slru finds {hit + regained:.1%}, lru {hit:.1%}"
+            KIND,
+            f"{text} and take room that others need while they run ({hit:.1%} found, {would_hit:.1%} without them), but"
+            " they do not flush the cache: slru would not keep more",
         )
     flood, pool = longest_flood(trace, once, now.block_size), case.blocks(now)
     numbers = {
@@ -60,8 +62,8 @@ def look(case: Case) -> Finding | Look:
         kind=KIND,
         text=f"{text} and bring {numbers['one_off_token_share']:.0%} of the prompt tokens. They pass through the cache"
         " and push out prefixes that come back: the other prompts find"
-        f" {hit:.1%} of their tokens, and would find {would_hit:.1%} without them. Up to {flood:,} blocks of such prompts"
-        f" come between two prompts that share; the pool has {pool:,}.",
+        f" {hit:.1%} of their tokens, and would find {would_hit:.1%} without them. Up to {flood:,} blocks of such"
+        f" prompts come between two prompts that share; the pool has {pool:,}.",
         numbers=numbers,
         change="Evict by slru, which keeps what was hit apart from what was not (Pager(policy='slru')), or hold the hot"
         " prefix yourself (admit(pin=True)).",

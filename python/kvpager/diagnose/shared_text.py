@@ -2,8 +2,8 @@
 
 How it is found, without comparing all prompts with each other:
 
-1. *Fingerprints.* Every run of 32 tokens has a hash; one in 16 is kept, chosen by the hash, so that equal text has equal
-   fingerprints wherever it stands. With each goes a hash of all tokens up to its end.
+1. *Fingerprints.* Every run of 32 tokens has a hash; one in 16 is kept, chosen by the hash, so that equal text has
+   equal fingerprints wherever it stands. With each goes a hash of all tokens up to its end.
 2. A fingerprint in n prompts behind d different beginnings is text that is computed d times and could be once. In
    prompts that share it as a prefix, d is 1.
 3. Prompts that have the first such fingerprint in common are a group. Some pairs of a group are compared token by
@@ -31,6 +31,8 @@ MAX_PAIRS = 200
 CHUNK_TOKENS = 2_000_000
 
 Tokens = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,10 @@ class Group:
 def varying_fronts(prompts: Ragged) -> list[Group]:
     """The groups of a token trace, the largest first."""
     anchors = _anchors(prompts)
-    groups = []
-    for key in dict.fromkeys(anchors.keys.tolist()):
-        mine = anchors.keys == key
-        group = _group(prompts, anchors.requests[mine], anchors.places[mine])
-        if group is not None:
-            groups.append(group)
+    order = np.argsort(anchors.keys, kind="stable")
+    ends = np.flatnonzero(np.diff(anchors.keys[order])) + 1
+    found = (_group(prompts, anchors.requests[mine], anchors.places[mine]) for mine in np.split(order, ends))
+    groups = [group for group in found if group is not None]
     return sorted(groups, key=lambda group: (-len(group.members), int(group.members[0])))
 
 
@@ -98,10 +98,10 @@ def _anchors(prompts: Ragged) -> _Anchors:
     again[1:] = (keys[1:] == keys[:-1]) & (requests[1:] == requests[:-1])
     keys, before, requests, places = keys[~again], before[~again], requests[~again], places[~again]
     _, number, prompts_of = np.unique(keys, return_inverse=True, return_counts=True)
-    pairs = (
-        np.unique(np.stack([number.astype(np.uint64), before]), axis=1) if len(keys) else np.empty((2, 0), np.uint64)
-    )
-    beginnings_of = np.bincount(pairs[0].astype(np.int64), minlength=len(prompts_of))
+    order = np.lexsort((before, number))
+    other = np.ones(len(keys), np.bool_)
+    other[1:] = (number[order][1:] != number[order][:-1]) | (before[order][1:] != before[order][:-1])
+    beginnings_of = np.bincount(number[order][other], minlength=len(prompts_of))
     behind = (prompts_of[number] >= MIN_PROMPTS) & (beginnings_of[number] >= 2)
     keys, requests, places = keys[behind], requests[behind], places[behind]
     order = np.lexsort((places, requests))
@@ -110,7 +110,7 @@ def _anchors(prompts: Ragged) -> _Anchors:
     return _Anchors(keys[chosen], requests[chosen], places[chosen])
 
 
-def _fingerprints(prompts: Ragged) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], Tokens, Tokens]]:
+def _fingerprints(prompts: Ragged) -> Iterator[tuple[Hashes, Hashes, Numbers, Numbers]]:
     """Hash, hash of all tokens up to its end, request and place of every fingerprint, some requests at a time."""
     first, offsets = 0, prompts.offsets
     while first < len(offsets) - 1:
@@ -129,12 +129,12 @@ def _fingerprints(prompts: Ragged) -> Iterator[tuple[NDArray[np.uint64], NDArray
         grams = _mixed(grams)
         whole = places + GRAM <= np.repeat(lengths, lengths)
         at = np.flatnonzero(whole & (grams % np.uint64(EVERY) == 0))
-        requests = np.repeat(np.arange(first, last), lengths)[at]
+        requests = np.repeat(np.arange(first, last, dtype=np.int64), lengths)[at]
         yield grams[at], sums[at + GRAM] - sums[begins[at]], requests, places[at]
         first = last
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(values: Hashes) -> Hashes:
     """The finalizer of splitmix64: near values become far ones."""
     x = values + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -124,8 +124,8 @@ def _limit_text(n: dict[str, Any]) -> str:
     text = f"A limit of {limit} "
     if limit <= n["fit_entering"]:
         text += (
-            f"was chosen on an empty cache: {limit} requests take {at_first:,.0f} of the {n['num_blocks']:,} blocks when"
-            f" they come in, {n['blocks_entering']:,.1f} each"
+            f"was chosen on an empty cache: {limit} requests take {at_first:,.0f} of the {n['num_blocks']:,} blocks"
+            f" when they come in, {n['blocks_entering']:,.1f} each"
         )
     else:
         text += f"limits nothing: {n['fit_entering']} requests fill the pool when they come in"
@@ -138,8 +138,8 @@ def _text(seen: Measures, requests: int, server: Server | None) -> str:
     text = (
         f"{name}: {seen.preemptions:,} preemptions of {requests:,} requests, one of them {seen.preemptions_max} times;"
         f" {seen.tax:.1%} of all computed tokens were computed before. Half of the time {seen.usage_median:.0%}"
-        f" of the pool and more is in use ({seen.usage_max:.0%} at most), by {seen.running_mean:.0f} requests. First tokens come"
-        f" after {seen.ttft_p99_s:,.1f} s and the next ones after {_ms(seen.itl_p99_s)} (99th percentile)."
+        f" of the pool and more is in use ({seen.usage_max:.0%} at most), by {seen.running_mean:.0f} requests. First"
+        f" tokens come after {seen.ttft_p99_s:,.1f} s and the next ones after {_ms(seen.itl_p99_s)} (99th percentile)."
     )
     return text if server is None else text + server.on_preemptions()
 
