@@ -45,13 +45,14 @@ def diagnose(
     """Look for everything. `limit_given` says that `max_running` was chosen by somebody; `stage` hears what begins."""
     begin = stage or _unheard
     answers: list[Finding | Look] = []
-    for label, look in (
+    looks: list[tuple[str, Callable[[], Finding | Look]]] = [
         ("what varies in front", lambda: front.look(case)),
         ("block size", lambda: block_size.look(case)),
         ("preemptions", lambda: thrashing.look(case, server)),
         ("limit", lambda: thrashing.look_at_limit(case, limit_given)),
         ("one-off prompts", lambda: scan.look(case)),
-    ):
+    ]
+    for label, look in looks:
         begin(label)
         answers.append(look())
     begin("room for the cache")
@@ -64,10 +65,10 @@ def diagnose(
     findings = sorted(
         (answer for answer in answers if isinstance(answer, Finding)), key=lambda found: -found.effect.saved_share
     )
-    looks = tuple(answer for answer in answers if isinstance(answer, Look))
     begin("all together")
     rows, together = _rows(case, findings, limit_given)
-    return Diagnosis(tuple(findings), looks, rows, together, _notes(case, server, findings))
+    others = tuple(answer for answer in answers if isinstance(answer, Look))
+    return Diagnosis(tuple(findings), others, rows, together, _notes(case, server, findings))
 
 
 def _unheard(label: str) -> None:
@@ -106,13 +107,13 @@ def _let_in(case: Case, others: Setting, limit_given: bool) -> tuple[Setting, st
     if thrashing.is_preempted(case, others):
         stopped = best_that_stops(case, others)
         return stopped, f"With the other changes made, what stops the preemptions is {_admission(others, stopped)}."
-    text = "With the other changes made hardly anybody is preempted, and who is let in can stay as it is."
+    text = "With the other changes made hardly anything is computed twice, and who is let in can stay as it is."
     higher = limit_with_room(case, others) if limit_given else others
     waited, waits = case.run(others).ttft.p99, case.run(higher).ttft.p99
     if waits > WORTH_IT * waited:
         return others, text
     return higher, (
-        f"With the other changes made hardly anybody is preempted, and a limit of {others.max_running} is too low:"
+        f"With the other changes made hardly anything is computed twice, and a limit of {others.max_running} is too low:"
         f" {higher.max_running} may run, and the 99th percentile of TTFT is {waits:,.1f} s in place of {waited:,.1f}."
     )
 
@@ -147,7 +148,7 @@ def _notes(case: Case, server: Server | None, findings: list[Finding]) -> tuple[
         return ()
     notes = []
     if server.preemptions and not any(finding.kind == "thrashing" for finding in findings):
-        why = "this trace in this pool is hardly ever preempted: is it the same load, the same pool?"
+        why = "this trace in this pool computes hardly anything twice: is it the same load, the same pool?"
         if not case.has_pool:
             why = "give --blocks to see what stops that"
         notes.append(f"the server preempts ({server.last.counter}: {server.preemptions:,.0f}); {why}")
