@@ -118,7 +118,7 @@ def diagnose_command(
                        stops it
     limit              a limit that was chosen on an empty cache, where requests have not grown yet
     scan               one-off prompts that push a shared prefix out of the cache
-    cache-crowded-out  prefix cache taken for free memory: what comes back has no room
+    cache-as-free      prefix cache taken for free memory: little is in use, and what comes back has no room
 
     The model of time is that of kvpager simulate. --metrics adds the server's own numbers as evidence: usage,
     preemptions, who waits; and the size of the pool, where the server names it. Give it twice, with minutes between the

@@ -10,7 +10,7 @@ from .case import Measures, Setting
 Severity = Literal["high", "medium", "low"]
 State = Literal["found", "nothing found", "not looked at"]
 
-KINDS = ("varying-front", "block-size", "thrashing", "limit", "scan", "cache-crowded-out")
+KINDS = ("varying-front", "block-size", "thrashing", "limit", "scan", "cache-as-free")
 """What is looked for, in this order."""
 HIGH, MEDIUM = 0.10, 0.02
 

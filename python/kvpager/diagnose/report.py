@@ -113,8 +113,8 @@ def _let_in(case: Case, others: Setting, limit_given: bool) -> tuple[Setting, st
     if waits > WORTH_IT * waited:
         return others, text
     return higher, (
-        f"With the other changes made hardly anything is computed twice, and a limit of {others.max_running} is too low:"
-        f" {higher.max_running} may run, and the 99th percentile of TTFT is {waits:,.1f} s in place of {waited:,.1f}."
+        f"With the other changes made hardly anything is computed twice, and a limit of {others.max_running} is too"
+        f" low: {higher.max_running} may run. The 99th percentile of TTFT is then {waits:,.1f} s, not {waited:,.1f}."
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces import Trace
-from .case import Case, chosen
+from .case import Case, Setting, chosen
 from .finding import Effect, Finding, Look, nothing, unseen
 from .thrashing import NO_POOL
 
@@ -17,6 +17,7 @@ MIN_LOST = 0.02
 """Of the prompt tokens of those who share: what they find less because of the others."""
 MIN_REGAINED = 0.25
 """Of what is lost: what the other policy has to bring back."""
+WATERMARKS = (0.1, 0.2, 0.3)
 
 
 def look(case: Case) -> Finding | Look:
@@ -39,9 +40,12 @@ def look(case: Case) -> Finding | Look:
         return nothing(KIND, f"{text}; without them the others would find {would_hit:.1%}, with them {hit:.1%}")
     if now.eviction == "slru":
         return nothing(KIND, f"{text} and cost the others {would_hit - hit:.1%}; slru is set, which is what helps")
-    setting = replace(now, eviction="slru")
-    regained = (case.run(setting).hit_tokens - base.hit_tokens) / tokens
-    if regained < MIN_REGAINED * (would_hit - hit):
+    least = base.hit_tokens + MIN_REGAINED * (alone.hit_tokens - base.hit_tokens)
+    # While one-offs run they have the room whatever is evicted: then some of the pool has to be kept from them, too.
+    marks = [now.watermark, *(share for share in WATERMARKS if share > now.watermark)]
+    ways = (replace(now, eviction="slru", watermark=share) for share in marks)
+    setting = next((way for way in ways if case.run(way).hit_tokens >= least), None)
+    if setting is None:
         return nothing(
             KIND,
             f"{text} and take room that others need while they run ({hit:.1%} found, {would_hit:.1%} without them), but"
@@ -54,7 +58,8 @@ def look(case: Case) -> Finding | Look:
         "one_off_token_share": float(trace.input_lengths[once].sum() / trace.input_lengths.sum()),
         "hit_rate_of_others": hit,
         "hit_rate_of_others_alone": would_hit,
-        "hit_rate_of_others_slru": hit + regained,
+        "hit_rate_of_others_slru": case.run(setting).hit_tokens / tokens,
+        "watermark": setting.watermark,
         "longest_flood_blocks": flood,
         "num_blocks": pool,
     }
@@ -65,10 +70,19 @@ def look(case: Case) -> Finding | Look:
         f" {hit:.1%} of their tokens, and would find {would_hit:.1%} without them. Up to {flood:,} blocks of such"
         f" prompts come between two prompts that share; the pool has {pool:,}.",
         numbers=numbers,
-        change="Evict by slru, which keeps what was hit apart from what was not (Pager(policy='slru')), or hold the hot"
-        " prefix yourself (admit(pin=True)).",
+        change=_change(now, setting),
         setting=setting,
         effect=Effect(case.measure(now), case.measure(setting)),
+    )
+
+
+def _change(now: Setting, setting: Setting) -> str:
+    kept = ""
+    if setting.watermark > now.watermark:
+        kept = f", and keep {100 * setting.watermark:g}% of the pool out of the reach of admissions (a watermark)"
+    return (
+        "Evict by slru, which keeps what was hit apart from what was not (Pager(policy='slru'))"
+        f"{kept}; or hold the hot prefix yourself (admit(pin=True))."
     )
 
 

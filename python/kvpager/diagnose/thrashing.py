@@ -134,7 +134,7 @@ def _text(seen: Measures, requests: int, server: Server | None) -> str:
     assert seen.tax is not None
     name = "Thrashing" if seen.tax >= THRASHING_TAX else "Preemptions"
     text = (
-        f"{name}: {seen.preemptions:,} preemptions of {requests:,} requests, one of them {seen.preemptions_max} times;"
+        f"{name}: {seen.preemptions:,} preemptions of {requests:,} requests, up to {seen.preemptions_max} of one;"
         f" {seen.tax:.1%} of all computed tokens were computed before. Half of the time {seen.usage_median:.0%}"
         f" of the pool and more is in use ({seen.usage_max:.0%} at most), by {seen.running_mean:.0f} requests. First"
         f" tokens come after {seen.ttft_p99_s:,.1f} s and the next ones after {_ms(seen.itl_p99_s)} (99th percentile)."
