@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from ..cost import CostModel, parse_device, parse_link, parse_seconds
-from ..diagnose import Case, Diagnosis, Finding, Measures, Server, diagnose, read_server
+from ..diagnose import Case, Diagnosis, Finding, Measures, Server, Setting, diagnose, read_server
 from ..diagnose.case import DEFAULT_REQUESTS
+from ..diagnose.report import named
 from ..replay.runs import DEFAULT_TOKEN_BLOCK_SIZE, MAX_BLOCKS, POLICIES
 from ..simulate import Speed
 from ..traces import Trace, read_trace
@@ -188,7 +189,11 @@ def _print(case: Case, found: Diagnosis) -> None:
         print_text("Nothing found.\n")
     for number, finding in enumerate(found.findings, 1):
         print_text(f"{number}. {finding.kind} ({finding.severity})")
-        for label, text in (("", finding.text), ("Change: ", finding.change), ("Effect: ", effect_in_words(finding))):
+        for label, text in (
+            ("", finding.text),
+            ("Change: ", finding.change),
+            ("Effect: ", effect_in_words(finding, case.as_it_is)),
+        ):
             print_text(_wrapped(label + text, "   "))
         print_text("")
     if found.findings:
@@ -215,7 +220,7 @@ def _wrapped(text: str, indent: str, following: str | None = None) -> str:
     )
 
 
-def effect_in_words(finding: Finding) -> str:
+def effect_in_words(finding: Finding, now: Setting) -> str:
     """What a replay made of the change, by the numbers that moved."""
     before, after = finding.effect.before, finding.effect.after
     share = finding.effect.saved_share
@@ -230,8 +235,8 @@ def effect_in_words(finding: Finding) -> str:
     for name, one, other, text in shown:
         if one is not None and other is not None and text(one) != text(other):
             parts.append(f"{name} {text(one)} -> {text(other)}")
-    hidden = finding.setting.moved and finding.kind != "varying-front"
-    return "; ".join(parts) + (" (with the front moved before and after)." if hidden else ".")
+    base = named(now, finding.base)
+    return "; ".join(parts) + (f" (before and after with: {base})." if base else ".")
 
 
 def _percent(value: float) -> str:

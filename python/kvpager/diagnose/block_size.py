@@ -49,6 +49,7 @@ def look(case: Case) -> Finding | Look:
         text=_text(coarse, better, behind.moved),
         numbers=numbers | {"recommended_overhead_share": better.overhead_share},
         change=f"Take blocks of {choice.block_size} tokens.",
+        base=behind,
         setting=setting,
         effect=Effect(case.measure(behind), case.measure(setting)),
     )

@@ -56,7 +56,8 @@ def look(case: Case, base: Setting, server: Server | None) -> Finding | Look:
             "num_blocks": case.blocks(base),
         },
         change="Size the pool for what comes back, not for what is in use: twice the blocks, or a host tier that keeps"
-        " what is evicted (docs/tiers.md). Above all let nobody take what looks free.",
+        " what is evicted (docs/tiers.md). Raise no limit because usage is low.",
+        base=base,
         setting=larger,
         effect=effect,
     )

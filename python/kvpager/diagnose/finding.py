@@ -17,7 +17,7 @@ HIGH, MEDIUM = 0.10, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The same requests, served as they are and with the change."""
+    """The same requests without the change and with it."""
 
     before: Measures
     after: Measures
@@ -41,8 +41,10 @@ class Finding:
     numbers: dict[str, Any]
     """The evidence as numbers."""
     change: str
+    base: Setting
+    """What the effect is measured against: as it is, but where another change has to come first."""
     setting: Setting
-    """As it is, but for this change."""
+    """The same with this change."""
     effect: Effect
     also: dict[str, Setting] = field(default_factory=dict)
     """Other ways to the same end, by name."""
@@ -59,6 +61,7 @@ class Finding:
             "text": self.text,
             "numbers": self.numbers,
             "change": self.change,
+            "base": asdict(self.base),
             "setting": asdict(self.setting),
             "effect": self.effect.as_dict(),
         }

@@ -40,6 +40,7 @@ def look(case: Case) -> Finding | Look:
         numbers=numbers,
         change=f"Put what varies ({_span(numbers)}) behind the text that is shared. It is a request id, the time, or"
         " the like: whatever differs belongs last.",
+        base=now,
         setting=moved,
         effect=Effect(case.measure(now), case.measure(moved)),
     )

@@ -58,7 +58,7 @@ def diagnose(
     begin("room for the cache")
     base = case.as_it_is
     for answer in answers:
-        if isinstance(answer, Finding) and answer.kind in ("thrashing", "scan"):
+        if isinstance(answer, Finding) and answer.kind != "limit":
             base = _with(base, case.as_it_is, answer.setting)
     answers.append(cache.look(case, base, server))
     # Of equal effects, in the order in which things are looked at.

@@ -71,6 +71,7 @@ def look(case: Case) -> Finding | Look:
         f" prompts come between two prompts that share; the pool has {pool:,}.",
         numbers=numbers,
         change=_change(now, setting),
+        base=now,
         setting=setting,
         effect=Effect(case.measure(now), case.measure(setting)),
     )

@@ -6,8 +6,8 @@ How it is found, without comparing all prompts with each other:
    equal fingerprints wherever it stands. With each goes a hash of all tokens up to its end.
 2. A fingerprint in n prompts behind d different beginnings is text that is computed d times and could be once. In
    prompts that share it as a prefix, d is 1.
-3. Prompts that have the first such fingerprint in common are a group. Some pairs of a group are compared token by
-   token: where they begin to differ, where the shared text begins, and how long it is.
+3. Prompts that have the first such fingerprint in common, rare ones passed over, are a group. Some pairs of a group are
+   compared token by token: where they begin to differ, where the shared text begins, and how long it is.
 
 Hashes only choose what to compare: what is shared is compared as tokens, and what it is worth is replayed.
 """
@@ -27,6 +27,8 @@ EVERY = 16
 MIN_SHARED = 64
 """Tokens; a shorter text is a phrase."""
 MIN_PROMPTS = 3
+RARE = 8
+"""A fingerprint is passed over if some other one of the prompt is in more than so many times as many prompts."""
 MAX_PAIRS = 200
 CHUNK_TOKENS = 2_000_000
 
@@ -81,7 +83,7 @@ def moved_behind(trace: Trace, groups: list[Group]) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Anchors:
-    """Of each request its first fingerprint that others have behind another beginning."""
+    """Of each request its first fingerprint that many others have behind another beginning."""
 
     keys: NDArray[np.uint64]
     requests: NDArray[np.int64]
@@ -103,7 +105,12 @@ def _anchors(prompts: Ragged) -> _Anchors:
     other[1:] = (number[order][1:] != number[order][:-1]) | (before[order][1:] != before[order][:-1])
     beginnings_of = np.bincount(number[order][other], minlength=len(prompts_of))
     behind = (prompts_of[number] >= MIN_PROMPTS) & (beginnings_of[number] >= 2)
-    keys, requests, places = keys[behind], requests[behind], places[behind]
+    keys, requests, places, popular = keys[behind], requests[behind], places[behind], prompts_of[number][behind]
+    # One that begins with the end of a front (the last digit of a time) is shared by those of the same end only.
+    most = np.zeros(len(prompts.offsets), np.int64)
+    np.maximum.at(most, requests, popular)
+    common = popular * RARE >= most[requests]
+    keys, requests, places = keys[common], requests[common], places[common]
     order = np.lexsort((places, requests))
     first = np.unique(requests[order], return_index=True)[1]
     chosen = order[first]
@@ -145,13 +152,13 @@ def _mixed(values: Hashes) -> Hashes:
 def _group(prompts: Ragged, members: NDArray[np.int64], places: NDArray[np.int64]) -> Group | None:
     if len(members) < MIN_PROMPTS:
         return None
-    # Each with one of the other half: neighbours in time may have nearly the same front.
-    half = len(members) // 2
-    pairs = np.unique(np.linspace(0, half - 1, min(half, MAX_PAIRS)).astype(np.int64))
+    # Shuffled: neighbours in time may have nearly the same front, and clocks come round.
+    mixed = np.random.Generator(np.random.PCG64(0)).permutation(len(members))
+    pairs = mixed[: 2 * min(MAX_PAIRS, len(members) // 2)].reshape(-1, 2)
     fronts, lefts, rights = [], [], []
-    for one in pairs.tolist():
-        a, b = prompts.row(int(members[one])), prompts.row(int(members[one + half]))
-        at_a, at_b = int(places[one]), int(places[one + half])
+    for one, other in pairs.tolist():
+        a, b = prompts.row(int(members[one])), prompts.row(int(members[other]))
+        at_a, at_b = int(places[one]), int(places[other])
         fronts.append(_common(a, b))
         lefts.append(_common(a[:at_a][::-1], b[:at_b][::-1]))
         rights.append(_common(a[at_a:], b[at_b:]))
@@ -161,7 +168,7 @@ def _group(prompts: Ragged, members: NDArray[np.int64], places: NDArray[np.int64
     starts = places - left
     if int(np.median(starts)) <= front or left + right < MIN_SHARED:
         return None
-    model = int(pairs[int(np.argmax(np.array(rights) >= right))])
+    model = int(pairs[int(np.argmax(np.array(rights) >= right)), 0])
     text = prompts.row(int(members[model]))[starts[model] : starts[model] + left + right]
     return Group(members, front, starts, text)
 

@@ -57,6 +57,7 @@ def look(case: Case, server: Server | None) -> Finding | Look:
             "limit_that_stops": limited.max_running,
         },
         change=change + slower(case, now, setting),
+        base=now,
         setting=setting,
         effect=Effect(seen, case.measure(setting)),
         also={f"limit {limited.max_running}": limited} if marked is not None and as_fast(case, limited, marked) else {},
@@ -80,6 +81,7 @@ def look_at_limit(case: Case, given: bool) -> Finding | Look:
         numbers=numbers,
         change=f"Let at most {limited.max_running} run at once: nobody is preempted then. A limit is right for the load"
         f" it was measured on; a watermark asks the pool.{slower(case, now, limited)}",
+        base=now,
         setting=limited,
         effect=Effect(case.measure(now), case.measure(limited)),
     )
