@@ -281,7 +281,7 @@ class TestThrashing:
 
     def test_not_in_a_pool_that_is_large_enough(self) -> None:
         one = case(self.trace, num_blocks=2000)
-        assert not_found(thrashing.look(one, None)).startswith("0 preemptions of 40 requests")
+        assert not_found(thrashing.look(one, None)).startswith("preemptions: 0, of 40 requests")
         not_found(thrashing.look_at_limit(case(self.trace, num_blocks=2000, max_running=40), True))
 
     def test_not_with_a_watermark_that_holds(self) -> None:

@@ -58,7 +58,6 @@ SUMS = {
 USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CONFIG = "vllm:cache_config_info"
 COUNTERS = ("preemptions", "queried_tokens", "hit_tokens", "ttft_s", "ttft_count", "itl_s", "itl_count")
-FULL = 0.95
 
 
 class MetricsError(KvPagerError, ValueError):
@@ -113,10 +112,6 @@ class Server:
     @property
     def itl_mean_s(self) -> float | None:
         return _ratio(self._grown("itl_s"), self._grown("itl_count"))
-
-    @property
-    def is_full(self) -> bool:
-        return (self.last.usage or 0.0) >= FULL
 
     @property
     def cached_share(self) -> float | None:

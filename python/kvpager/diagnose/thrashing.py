@@ -29,7 +29,9 @@ def look(case: Case, server: Server | None) -> Finding | Look:
     assert seen.preemptions is not None
     requests = case.trace.num_requests
     if not is_preempted(case):
-        text = f"{seen.preemptions:,} preemptions of {requests:,} requests, {seen.tax:.1%} of the tokens computed twice"
+        text = (
+            f"preemptions: {seen.preemptions:,}, of {requests:,} requests; {seen.tax:.1%} of the tokens computed twice"
+        )
         return nothing(KIND, f"{text}; usage {seen.usage_mean:.0%} on average")
     marked, limited = watermark_that_stops(case, now), limit_that_stops(case, now)
     setting = marked or limited
