@@ -24,7 +24,19 @@ from kvpager.cli.plots import heading
 from kvpager.traces import reading
 
 REQUEST = {"timestamp": 0, "input_length": 32, "output_length": 4, "block_size": 16, "hash_ids": [0, 1]}
-COMMANDS = ["demo", "replay", "bench", "fragmentation", "blocksize", "prefix", "generate", "cost", "simulate", "tier"]
+COMMANDS = [
+    "demo",
+    "replay",
+    "bench",
+    "fragmentation",
+    "blocksize",
+    "prefix",
+    "generate",
+    "cost",
+    "simulate",
+    "diagnose",
+    "tier",
+]
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "prefix": "prefix:prefix",
     "cost": "cost:cost",
     "simulate": "simulate:simulate",
+    "diagnose": "diagnose:diagnose_command",
     "tier": "tier:tier",
 }
 
@@ -69,6 +70,7 @@ def kvpager(ctx: click.Context) -> None:
       kvpager prefix                            what a prefix cache keeps and loses, block by block
       kvpager cost --tokens 4000                swap a victim or compute it again: what each takes
       kvpager simulate thrash                   a full pool, and what admission policies make of it
+      kvpager diagnose trace.jsonl --blocks N   what is wrong with a load and its engine, and what to change
       kvpager tier inspect PATH                 what a disk store keeps; verify PATH reads and checks all of it
 
     Every command explains itself with --help and prints one JSON object with --json.
