@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -86,3 +88,19 @@ def test_another_model_starts_cold(tmp_path, monkeypatch):
 def test_a_disk_takes_a_host():
     with pytest.raises(ValueError, match="takes host blocks, too"):
         a_scheduler(64, disk="somewhere")
+
+
+def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path):
+    serve(tmp_path, PROMPT)
+    scheduler = a_scheduler(64, host_blocks=64, disk=tmp_path, deadline_s=0.2)
+    store = scheduler.transfers.disk.store
+    may_read, read = threading.Event(), store.get_many
+    store.get_many = lambda *arguments: may_read.wait(30.0) and read(*arguments)
+    asked = ask(scheduler, PROMPT, 6)
+    deadline = time.monotonic() + 20.0
+    while not asked.is_done:
+        assert time.monotonic() < deadline
+        scheduler.step()
+    may_read.set()
+    drive(scheduler)
+    assert finish(scheduler, [asked]) == [0]

@@ -224,6 +224,7 @@ class Scheduler:
             self._inbox.submitted, self._inbox.aborted = [], []
         for request in submitted:
             request.loading = self.transfers.load(request.prompt, request.namespace)
+            request.asked_ms = self.transfers.clock_ms()
         self.waiting.extend(submitted)
         for request in aborted:
             samples = [sample for sample in self._samples() if sample.request is request]
@@ -268,7 +269,7 @@ class Scheduler:
         for request in list(self.waiting):
             if request.n > rows_left:
                 return
-            if request.loading and not request.loading.done:
+            if request.loading and not request.loading.done and self.transfers.is_in_time(request.asked_ms):
                 continue  # the disk is asked meanwhile
             seq = self.pager.try_admit(
                 request.prompt, namespace=request.namespace, wait=True, fetch=self.transfers.is_open

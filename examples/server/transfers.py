@@ -102,6 +102,10 @@ class Transfers:
         """Begins to bring to the host what the disk has of a prompt. None if there is nothing to wait for."""
         return None if self.disk is None else self.disk.load(prompt, namespace=namespace)
 
+    def is_in_time(self, asked_ms: int) -> bool:
+        """Is it worth to go on waiting for what the disk was asked? A disk that hangs keeps nobody."""
+        return self.clock_ms() - asked_ms <= self.deadline_ms
+
     def save_all(self) -> None:
         """Saves what is cached, as far as that is done before the deadline: the next server finds it."""
         deadline_ms = self.clock_ms() + self.deadline_ms

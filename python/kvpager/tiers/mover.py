@@ -81,6 +81,8 @@ class StoreMover:
         TransferError if the plan is of another kind, does not fit the arena or the store, or the mover is closed.
         """
         self._check(plan)
+        if after is not None:
+            raise TypeError(f"after must be None, not {type(after).__name__}: a store waits for no stream")
         desk, ticket = self._desk, Ticket(plan)
         desk.book.check_here()
         with desk.book.lock:
