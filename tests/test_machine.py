@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from twins import FORMS, Pair, Twins
+from victims import Question
 
 import kvpager
 
@@ -187,6 +188,16 @@ class PagerMachine(RuleBasedStateMachine):
         self.twins.change(self.pair(pick), call)
 
     @precondition(has_pairs)
+    @rule(seed=ANY, goes=st.booleans())
+    def victims(self, seed: int, goes: bool) -> None:
+        question = Question.drawn(random.Random(seed), self.twins)
+        victims = question.ask(self.twins)
+        if victims and goes and not self.twins._drops_wait:
+            question.keep_promise(
+                victims, self.twins, lambda pair, victim: self.twins.change(pair, "preempt", cost=victim.cost)
+            )
+
+    @precondition(has_pairs)
     @rule(pick=ANY, reason=st.sampled_from(["finished", "aborted"]), keep=st.booleans())
     def release(self, pick: int, reason: str, keep: bool) -> None:
         pair = self.pair(pick)
@@ -243,6 +254,7 @@ class Swarm:
         "reset",
         "forget",
         "match",
+        "victims",
     )
 
     NUM_BLOCKS_MAX = 24
@@ -385,6 +397,16 @@ class Swarm:
         waiting = [pair for pair in self.twins.pairs if pair.state in ("preempted", "swapped")]
         if pair := self.draw.choice(waiting) if waiting else self.any_pair():
             self.twins.change(pair, self.some("resume"))
+
+    def victims(self) -> None:
+        """Who should give way; and now and then they do, one by one."""
+        question = Question.drawn(self.draw, self.twins)
+        victims = question.ask(self.twins)
+        if victims and self.draw.random() < 0.4 and not self.twins._drops_wait:
+            question.keep_promise(victims, self.twins, self.give_way)
+
+    def give_way(self, pair: Pair, victim: Any) -> None:
+        self.twins.change(pair, "preempt", reason=victim.reason, cost=victim.cost)
 
     def release(self) -> None:
         if (pair := self.any_pair()) is not None:

@@ -33,7 +33,18 @@ from .errors import (
     TransferError,
 )
 from .plans import Plan, PlanStatus, StoreKeys
-from .types import AttachedTier, BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
+from .types import (
+    AttachedTier,
+    BatchArrays,
+    Computing,
+    Namespace,
+    Preemption,
+    PrefixMatch,
+    RecoveryCost,
+    Stats,
+    Tokens,
+    Victim,
+)
 
 __all__ = [
     "AllocationError",
@@ -51,7 +62,9 @@ __all__ = [
     "Plan",
     "PlanStatus",
     "Poisoned",
+    "Preemption",
     "PrefixMatch",
+    "RecoveryCost",
     "Sequence",
     "StaleHandle",
     "Stats",
@@ -62,6 +75,7 @@ __all__ = [
     "TokenTypeError",
     "Tokens",
     "TransferError",
+    "Victim",
     "__version__",
     "build_info",
     "content_tokens",

@@ -14,7 +14,18 @@ import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
 from ..plans import Plan, PlanState, PlanStatus, StoreKeys
-from ..types import AttachedTier, Computing, Namespace, PrefixMatch, Stats, Tokens
+from ..types import (
+    AttachedTier,
+    Computing,
+    Namespace,
+    Preemption,
+    PrefixMatch,
+    RecoveryCost,
+    Stats,
+    Tokens,
+    Victim,
+    VictimPolicy,
+)
 from .batch import Batch
 from .check import check
 from .dump import dump
@@ -42,6 +53,7 @@ from .inputs import (
     encode_namespace,
     shown,
 )
+from .log import Log
 from .policy import POLICIES, Lru
 from .pool import Counters, Pool
 from .record import WITH_BLOCKS, Record, announced, num_blocks
@@ -61,6 +73,7 @@ from .transfers import (
     missing,
     take_chain,
 )
+from .victims import as_asked, choose_victims
 
 BLOCKS_LIMIT = 2**31
 BLOCK_SIZE_MAX = 1024
@@ -138,10 +151,12 @@ class Pager:
             self.prefix_cache,
             tier="host",
         )
-        self._tiers = Tiers(self._pool, self._host, self._counters)
+        self._log = Log()
+        self._tiers = Tiers(self._pool, self._host, self._counters, self._log)
         self._transfers = Transfers()
         self._records: dict[int, Record] = {}
         self._next_id = 0
+        self._num_returns = 0
         self._batches: dict[int, Rows] = {}
         self._next_batch = 0
         # Steps, and answers of take_copies that are not empty, are numbered in the order in which they were given out.
@@ -402,6 +417,49 @@ class Pager:
             tier.on_forget(tokens, namespace)
         return num_gone
 
+    def choose_victims(
+        self,
+        needed_blocks: int,
+        policy: VictimPolicy = "newest",
+        *,
+        candidates: abc.Sequence[Sequence] | None = None,
+        priorities: abc.Sequence[int] | None = None,
+        cost: RecoveryCost | None = None,
+        spare_after: int = 2,
+        keep: int = 1,
+        left_out: abc.Sequence[int] = (),
+        finishing: abc.Sequence[int | None] | None = None,
+    ) -> list[Victim]:
+        """Who should give way, and how, so that a call which needs so many blocks fits. Changes nothing."""
+        asked = as_asked(
+            needed_blocks,
+            policy,
+            candidates=candidates,
+            priorities=priorities,
+            cost=cost,
+            spare_after=spare_after,
+            keep=keep,
+            left_out=left_out,
+            finishing=finishing,
+        )
+        records = [record for record in self._records.values() if record.state == "running" and not record.pinned]
+        if candidates is not None:
+            records = []
+            for sequence in asked.sequences:
+                if sequence._pager is not self:
+                    raise ValueError(f"sequence {sequence.id} belongs to another pager")
+                record = sequence._running("choose_victims")
+                if record in records:
+                    raise ValueError(f"sequence {record.id} is named twice in candidates")
+                records.append(record)
+        if asked.needed > self._usable:
+            raise NeverFits(asked.needed, self._usable)
+        return choose_victims(self._tiers, asked, records, self.num_blocks)
+
+    def preemptions(self) -> list[Preemption]:
+        """The last preemptions, oldest first."""
+        return list(self._log.entries)
+
     def stats(self) -> Stats:
         """Blocks and sequences by state now, and the cumulative counters."""
         device, host = (count_blocks(pool, self._transfers) for pool in (self._pool, self._host))
@@ -571,6 +629,8 @@ class Pager:
         if transfer is None:
             return False
         self._transfers.end(self._tiers, transfer, [True] * len(transfer.plan), "complete")
+        if isinstance(transfer.work, SwapIn) and transfer.work.record.state != "released":
+            self._note_return(transfer.work.record)
         return True
 
     def fail(self, plan: Plan, done: abc.Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> bool:
@@ -683,6 +743,11 @@ class Pager:
         record.era = self._pool.era
         record.announce(self._pool)
         self._counters.recomputed_tokens += max(0, committed - record.num_cached)
+        self._note_return(record)
+
+    def _note_return(self, record: Record) -> None:
+        self._num_returns += 1
+        record.back = (self._next_id, self._num_returns)
 
     def _swap_out(self, record: Record) -> Plan:
         self._require_transfers("swap_out")

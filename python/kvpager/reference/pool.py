@@ -57,6 +57,9 @@ class Counters:
     saved_blocks: int = 0
     loaded_blocks: int = 0
     late_reports: int = 0
+    computed_tokens: int = 0
+    finished_sequences: int = 0
+    swapped_tokens: int = 0
 
 
 class Pool:
@@ -93,6 +96,11 @@ class Pool:
         self.given: dict[int, Copy] = {}  # target -> the copy of an open step, until that target is freed
         self.open_launches: set[int] = set()  # the steps that are open, of all batches
         self.fences: dict[int, frozenset[int]] = {}  # block -> the steps that were open when nobody needed it any more
+
+    @property
+    def room(self) -> int:
+        """Blocks that a call can take."""
+        return len(self.free) + self.evictable
 
     @property
     def evictable(self) -> int:

@@ -22,6 +22,7 @@ use crate::plans::{self, Made, Reported, Told, ToldKeys};
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
+use crate::victims;
 
 /// A pool of KV blocks with an exact prefix cache.
 ///
@@ -678,6 +679,93 @@ impl PyPager {
         Ok(dropped)
     }
 
+    /// Who should give way so that a call which does not fit does, and how: by recompute, by swap, or by rows that sit out.
+    /// Changes nothing; whoever asks does what it says, or something else.
+    ///
+    /// Parameters
+    /// ----------
+    /// needed_blocks : int
+    ///     Blocks that the call needs in all: `OutOfBlocks.needed`, `Batch.blocks_needed`.
+    /// policy : {"newest", "cheapest", "least_progress", "priority"}
+    ///     Who goes first: who came in or came back last; who is cheapest to bring back for each block that it frees; who
+    ///     has the fewest tokens to lose; who has the lowest priority.
+    /// candidates : list of Sequence or None
+    ///     Who may go, all running; None: all that run and are not pinned.
+    /// priorities : list of int
+    ///     One for each candidate, for "priority" only: the lowest goes first.
+    /// cost : RecoveryCost or None
+    ///     What bringing a sequence back costs (`CostModel.recovery_cost`); None: by the tokens to compute again.
+    /// spare_after : int
+    ///     Whoever was preempted so often is spared as long as there are candidates that were not ("priority": counts one
+    ///     priority higher). No candidate that stays has been preempted less often by more than this.
+    /// keep : int
+    ///     So many candidates stay in any case. 1: a step has a row left to compute.
+    /// left_out : list of int
+    ///     The candidates that could sit out instead, by their places: `OutOfBlocks.rows`, where candidates are the rows.
+    /// finishing : list of int or None
+    ///     Steps until each candidate is expected to end, None where nobody knows.
+    ///
+    /// Returns
+    /// -------
+    /// list of Victim
+    ///     Empty if the call fits. When the first k have been preempted, or swapped out to the end, free + evictable has grown
+    ///     by the sum of their `blocks`: shared blocks count for whoever lets go of them last. Or, if sitting out costs no more,
+    ///     a Victim with action "stall" for each of `left_out`; never all candidates.
+    ///
+    /// Raises
+    /// ------
+    /// NeverFits
+    ///     The pool is too small for the call.
+    /// OutOfBlocks
+    ///     All that may go do not free enough: `keep` stands in the way, or blocks that others hold.
+    /// StaleHandle
+    ///     A candidate does not run.
+    /// ValueError, TypeError
+    ///     For arguments that do not fit each other.
+    ///
+    /// Cost: sorting the candidates, and walking the nodes and unpublished blocks of those that are taken; for "cheapest" and
+    /// "least_progress" of all candidates. Nothing else is looked at.
+    #[pyo3(
+        signature = (
+            needed_blocks, policy=Given::NOTHING, *, candidates=None, priorities=None, cost=None,
+            spare_after=Given::NOTHING, keep=Given::NOTHING, left_out=Given::NOTHING, finishing=None
+        ),
+        text_signature = "($self, needed_blocks, policy='newest', *, candidates=None, priorities=None, cost=None, \
+            spare_after=2, keep=1, left_out=(), finishing=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "options, by name")]
+    fn choose_victims<'py>(
+        &self,
+        py: Python<'py>,
+        needed_blocks: Given<'py>,
+        policy: Given<'py>,
+        candidates: Option<Bound<'py, PyAny>>,
+        priorities: Option<Bound<'py, PyAny>>,
+        cost: Option<Bound<'py, PyAny>>,
+        spare_after: Given<'py>,
+        keep: Given<'py>,
+        left_out: Given<'py>,
+        finishing: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let given = victims::Given {
+            needed: &needed_blocks,
+            policy: &policy,
+            candidates: candidates.as_ref(),
+            priorities: priorities.as_ref(),
+            cost: cost.as_ref(),
+            spare_after: &spare_after,
+            keep: &keep,
+            left_out: &left_out,
+            finishing: finishing.as_ref(),
+        };
+        given.choose(py, &self.shared)
+    }
+
+    /// The last 256 preemptions, oldest first: a list of Preemption. Who, how, what came free, and what the caller said of it.
+    fn preemptions<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        victims::preemptions(py, &self.shared)
+    }
+
     /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -718,6 +806,9 @@ impl PyPager {
             ("saved_blocks", counters.saved_blocks),
             ("loaded_blocks", counters.loaded_blocks),
             ("late_reports", counters.late_reports),
+            ("computed_tokens", counters.computed_tokens),
+            ("finished_sequences", counters.finished_sequences),
+            ("swapped_tokens", counters.swapped_tokens),
         ];
         for (name, value) in counters.named().into_iter().chain(rest) {
             fields.set_item(name, value)?;

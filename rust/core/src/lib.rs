@@ -37,6 +37,7 @@ pub mod list;
 pub mod memory;
 pub mod namespace;
 pub mod pager;
+pub mod preemptions;
 pub mod replay;
 pub mod run;
 pub mod sequence;

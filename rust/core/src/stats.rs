@@ -43,6 +43,12 @@ pub struct Counters {
     pub loaded_blocks: u64,
     /// Reports of plans that had ended.
     pub late_reports: u64,
+    /// Tokens that commits said to be written.
+    pub computed_tokens: u64,
+    /// Releases as finished.
+    pub finished_sequences: u64,
+    /// Committed tokens of sequences that were swapped out.
+    pub swapped_tokens: u64,
 }
 
 impl Counters {

@@ -5,6 +5,7 @@
 
 mod support;
 
+use kvpager_core::preemptions::Why;
 use std::time::{Duration, Instant};
 
 use kvpager_core::check::check;
@@ -100,7 +101,7 @@ fn l8_a_deep_tree_is_held_demoted_and_let_go_of_without_recursion() {
         let child = pager.fork(handle, 1).unwrap()[0];
         pager.forget(&tokens[..DEEP / 2], A).unwrap();
         pager.release(handle, Departure::Finished);
-        pager.preempt(child).unwrap();
+        pager.preempt(child, Why::default()).unwrap();
         pager.resume(child).unwrap();
         pager.release(child, Departure::Finished);
         assert_eq!(pager.stats().active_blocks, 0);
@@ -193,7 +194,7 @@ fn i13_any_number_of_preempted_sequences_may_have_namespaces_of_their_own() {
         let mut pager = pager(4, 1);
         let mut preempt = |nth: u32| {
             let handle = pager.admit(&[7, 7], &nth.to_le_bytes(), false).unwrap();
-            pager.preempt(handle).unwrap();
+            pager.preempt(handle, Why::default()).unwrap();
         };
         (0..count).for_each(&mut preempt);
         let mut next = count;
@@ -244,7 +245,7 @@ fn i13_the_checker_takes_its_time_for_each_plan_once() {
         let mut pager = Pager::new(Config { num_host_blocks: count, ..config(count, 1) }).unwrap();
         for nth in 0..count {
             let handle = start(&mut pager, &[nth as Token]);
-            pager.swap_out(handle).unwrap();
+            pager.swap_out(handle, Why::default()).unwrap();
         }
         fastest(3, || assert_eq!(check(&pager).unwrap(), [] as [String; 0]))
     };

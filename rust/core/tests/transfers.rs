@@ -6,6 +6,7 @@
 
 mod support;
 
+use kvpager_core::preemptions::Why;
 use std::collections::BTreeMap;
 
 use kvpager_core::check::check;
@@ -348,7 +349,7 @@ impl Story {
             }
             15 if self.rng.once_in(2) => {
                 if let Some(nth) = self.pick(State::Running) {
-                    self.pager.preempt(self.actors[nth].handle).unwrap();
+                    self.pager.preempt(self.actors[nth].handle, Why::default()).unwrap();
                 }
             }
             15 => {
@@ -376,7 +377,7 @@ impl Story {
             19 => {
                 if self.rng.once_in(2)
                     && let Some(nth) = self.pick(State::Running)
-                    && let Ok(plan) = self.pager.swap_out(self.actors[nth].handle)
+                    && let Ok(plan) = self.pager.swap_out(self.actors[nth].handle, Why::default())
                 {
                     self.made("swap_out", plan);
                 }

@@ -94,6 +94,8 @@ impl Pager {
             num_cached: 0,
             num_committed: 0,
             lost_tokens: 0,
+            num_preemptions: 0,
+            back: (0, 0),
             plan: None,
             away: None,
         });
@@ -143,6 +145,7 @@ impl Pager {
                 pager.num_preempted -= 1;
             }
             sequence.state = State::Running;
+            pager.note_return(sequence);
             pager.announce(sequence);
             pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
             Ok(())

@@ -15,6 +15,7 @@ mod offload;
 mod plans;
 mod publish;
 mod read;
+mod release;
 mod rows;
 mod step;
 mod step_end;
@@ -23,6 +24,7 @@ mod survey;
 mod swap;
 mod take;
 mod transit;
+mod victims;
 
 use std::ops::Range;
 
@@ -38,6 +40,7 @@ use crate::host::Host;
 use crate::ids::{BlockId, Handle, NodeId};
 use crate::index::Index;
 use crate::memory::Table;
+use crate::preemptions::Log;
 use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
@@ -51,6 +54,7 @@ pub use computing::{Admitted, Computing};
 pub use fetch::Wish;
 pub use life::FORK_MAX;
 pub use plans::End;
+pub use victims::{Asked, RecoveryCost, Victim, VictimPolicy};
 
 /// A KV-cache pager.
 #[derive(Debug)]
@@ -81,6 +85,10 @@ pub struct Pager {
     pub(crate) num_running_pinned: usize,
     pub(crate) num_preempted: usize,
     pub(crate) num_swapped: usize,
+    /// Sequences that have come back.
+    pub(crate) num_returns: u64,
+    /// The last preemptions.
+    pub(crate) preemptions: Log,
     /// Sequences that the last reorder of beams has released: memory for the children of the next one.
     #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
     pub(crate) left_beams: Vec<Box<Sequence>>,
@@ -133,6 +141,8 @@ impl Pager {
             num_running_pinned: 0,
             num_preempted: 0,
             num_swapped: 0,
+            num_returns: 0,
+            preemptions: Log::default(),
             left_beams: Vec::new(),
             num_launches: 0,
             config,

@@ -36,6 +36,7 @@ impl Pager {
                 )));
             }
             if end > sequence.num_committed {
+                pager.counters.computed_tokens += (end - sequence.num_committed) as u64;
                 pager.commit_to(sequence, end);
             }
             Ok(())
