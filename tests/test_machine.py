@@ -52,6 +52,7 @@ class PagerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3, 1.0]),
         null_block=st.booleans(),
         prefix_cache=st.sampled_from([True, True, True, False]),
+        num_ghost_blocks=st.sampled_from([0, 2, 30]),
     )
     def build(self, num_blocks: int, block_size: int, **settings: Any) -> None:
         self.twins = Twins(num_blocks, block_size, self.ALONE, **settings)
@@ -269,6 +270,7 @@ class Swarm:
             watermark=draw.choice([0.0, 0.0, 0.2]),
             null_block=draw.random() < 0.3,
             prefix_cache=draw.random() < 0.95,
+            num_ghost_blocks=draw.choice([0, 1, 5, 40]),
             **settings,
         )
         self.weights = {operation: draw.random() ** 2 for operation in self.OPERATIONS}

@@ -33,6 +33,7 @@ from .errors import (
     TransferError,
 )
 from .plans import Plan, PlanStatus, StoreKeys
+from .pressure import Pressure, Reading
 from .types import (
     AttachedTier,
     BatchArrays,
@@ -64,6 +65,8 @@ __all__ = [
     "Poisoned",
     "Preemption",
     "PrefixMatch",
+    "Pressure",
+    "Reading",
     "RecoveryCost",
     "Sequence",
     "StaleHandle",

@@ -202,6 +202,10 @@ class Stats:
     - ``computed_tokens``: tokens that commits said to be written.
     - ``finished_sequences``: releases as finished.
     - ``swapped_tokens``: committed tokens of the sequences that were swapped out.
+    - ``refaulted_blocks``: evicted blocks that an admit or resume asked for again while they were remembered
+      (``num_ghost_blocks``).
+    - ``refault_distance``: sum over them of the blocks that were evicted in between: by so many more blocks the pool
+      would have kept it.
     """
 
     total_blocks: int
@@ -245,6 +249,8 @@ class Stats:
     computed_tokens: int = 0
     finished_sequences: int = 0
     swapped_tokens: int = 0
+    refaulted_blocks: int = 0
+    refault_distance: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -260,6 +266,11 @@ class Stats:
     def mean_evicted_hits(self) -> float:
         """Mean number of hits of a block at its eviction, 0.0 before the first eviction."""
         return self.evicted_hits / self.evicted_blocks if self.evicted_blocks else 0.0
+
+    @property
+    def mean_refault_distance(self) -> float:
+        """Mean number of blocks evicted between an eviction and its refault, 0.0 before the first refault."""
+        return self.refault_distance / self.refaulted_blocks if self.refaulted_blocks else 0.0
 
     def as_dict(self) -> dict[str, int]:
         """The fields by name, in their order, ready for JSON."""

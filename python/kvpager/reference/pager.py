@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
+from ..metrics import exposition
 from ..plans import Plan, PlanState, PlanStatus, StoreKeys
+from ..pressure import Reading
 from ..types import (
     AttachedTier,
     Computing,
@@ -112,6 +114,7 @@ class Pager:
         null_block: bool = False,
         prefix_cache: bool = True,
         num_host_blocks: int = 0,
+        num_ghost_blocks: int = 0,
     ) -> None:
         self.num_blocks = _integer("num_blocks", num_blocks, 1, BLOCKS_LIMIT - 1)
         self.block_size = _integer("block_size", block_size, 1, BLOCK_SIZE_MAX)
@@ -127,6 +130,7 @@ class Pager:
         self.null_block = as_bool("null_block", null_block)
         self.prefix_cache = as_bool("prefix_cache", prefix_cache)
         self.num_host_blocks = _integer("num_host_blocks", num_host_blocks, 0, BLOCKS_LIMIT - 1)
+        self.num_ghost_blocks = _integer("num_ghost_blocks", num_ghost_blocks, 0, BLOCKS_LIMIT - 1)
         if self._usable < 1:
             raise ConfigError("num_blocks must be at least 2 with a null block, not 1")
 
@@ -141,6 +145,7 @@ class Pager:
             self._counters,
             self.prefix_cache,
             fenced=self.num_host_blocks > 0,
+            num_ghosts=self.num_ghost_blocks,
         )
         self._host = Pool(
             self.num_host_blocks,
@@ -171,7 +176,8 @@ class Pager:
             f"kvpager.reference.Pager(num_blocks={self.num_blocks}, block_size={self.block_size},"
             f" policy={self.policy!r}, watermark={self.watermark!r}, identity={self.identity!r},"
             f" null_block={self.null_block}, prefix_cache={self.prefix_cache}"
-            f"{f', num_host_blocks={self.num_host_blocks}' if self.num_host_blocks else ''})"
+            f"{f', num_host_blocks={self.num_host_blocks}' if self.num_host_blocks else ''}"
+            f"{f', num_ghost_blocks={self.num_ghost_blocks}' if self.num_ghost_blocks else ''})"
         )
 
     @property
@@ -240,6 +246,7 @@ class Pager:
         joined = hit.join.blocks[: hit.stop - size] if hit.join is not None else []
         if hit.host_path:
             self._host.hold(hit.host_path[-1].block)
+        self._pool.ask(key, tokens, size)
         fetched = record.occupy(self._pool, hit.path, joined, len(hit.host_path) and hit.stop - size, total)
         record.num_cached = record.num_committed = size * self.block_size
         record.era = self._pool.era
@@ -485,6 +492,10 @@ class Pager:
             swapped_sequences=states["swapped"],
             **{name: getattr(counters, name) for name in counters.__slots__},
         )
+
+    def metrics(self, reading: Reading | None = None, *, labels: abc.Mapping[str, str] | None = None) -> str:
+        """The statistics in the text form of Prometheus."""
+        return exposition(self.stats(), reading, labels=labels)
 
     def check(self) -> list[str]:
         """Recount everything; every violation of a promise, with its id. Empty if all is well."""
@@ -736,6 +747,7 @@ class Pager:
     def _resume(self, record: Record) -> None:
         hit = self._admissible(record)
         committed = record.committed_at_preempt if record.state == "preempted" else record.num_committed
+        self._pool.ask(record.key, record.tokens, len(hit.path))
         record.take_path(self._pool, hit.path, num_blocks(len(record.tokens), self.block_size))
         record.let_go_of_host(self._host)
         record.state = "running"

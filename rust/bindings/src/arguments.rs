@@ -90,13 +90,13 @@ impl<'py> Given<'py> {
             let message = format!("reason has {length} characters; it must have {REASON_MAX} at most");
             return Err(PyValueError::new_err(message));
         }
-        let Some(value) = cost.get() else { return Ok(Why { reason, cost: 0.0 }) };
+        let Some(value) = cost.get() else { return Ok(Why { reason: reason.into(), cost: 0.0 }) };
         let cost = number(value, "cost")?.filter(|cost| (0.0..f64::INFINITY).contains(cost));
         let Some(cost) = cost else {
             let message = format!("cost is {}; it must be a finite number, 0 or more", shown(value)?);
             return Err(PyValueError::new_err(message));
         };
-        Ok(Why { reason, cost })
+        Ok(Why { reason: reason.into(), cost })
     }
 
     /// The policy.

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
-use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
+use kvpager_core::config::{
+    BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_GHOST_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS,
+};
 use kvpager_core::digest::meta_bytes;
 use kvpager_core::ids::{BlockId, PlanId};
 use kvpager_core::memory::with_capacity;
@@ -47,6 +49,9 @@ use crate::victims;
 /// num_host_blocks : int
 ///     Blocks of a second tier, in the host's memory, 0..2**31-1, with ids of their own: where `offload` and `swap_out`
 ///     copy to. 0: there is none.
+/// num_ghost_blocks : int
+///     Evicted blocks that are remembered, 0..2**31-1, to count those that are asked for again (`Stats.refaulted_blocks`).
+///     As many as the pool has blocks tell what a pool of twice the size would have kept. 0: none, and no cost.
 ///
 /// Raises
 /// ------
@@ -79,10 +84,10 @@ impl PyPager {
         signature = (
             num_blocks, block_size=Given::NOTHING, *, policy=Given::NOTHING, watermark=Given::NOTHING,
             identity=Given::NOTHING, seed=None, null_block=Given::NOTHING, prefix_cache=Given::NOTHING,
-            num_host_blocks=Given::NOTHING
+            num_host_blocks=Given::NOTHING, num_ghost_blocks=Given::NOTHING
         ),
         text_signature = "(num_blocks, block_size=16, *, policy='lru', watermark=0.0, identity=b'', seed=None, \
-            null_block=False, prefix_cache=True, num_host_blocks=0)"
+            null_block=False, prefix_cache=True, num_host_blocks=0, num_ghost_blocks=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "settings, by name")]
     fn new(
@@ -96,6 +101,7 @@ impl PyPager {
         null_block: Given<'_>,
         prefix_cache: Given<'_>,
         num_host_blocks: Given<'_>,
+        num_ghost_blocks: Given<'_>,
     ) -> PyResult<Self> {
         let to_python = |error| errors::to_python(py, error);
         let config = Config {
@@ -111,6 +117,7 @@ impl PyPager {
             null_block: null_block.flag("null_block", false)?,
             prefix_cache: prefix_cache.flag("prefix_cache", true)?,
             num_host_blocks: num_host_blocks.setting("num_host_blocks", 0, NUM_HOST_BLOCKS_LIMITS)?,
+            num_ghost_blocks: num_ghost_blocks.setting("num_ghost_blocks", 0, NUM_GHOST_BLOCKS_LIMITS)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config, attached: Mutex::default() })
@@ -119,8 +126,9 @@ impl PyPager {
     // Without the seed, which is secret: reprs end up in logs.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let truth = |value| if value { "True" } else { "False" };
-        let Config { num_blocks, block_size, watermark, num_host_blocks, .. } = self.config;
-        let host = if num_host_blocks > 0 { format!(", num_host_blocks={num_host_blocks}") } else { String::new() };
+        let Config { num_blocks, block_size, watermark, num_host_blocks, num_ghost_blocks, .. } = self.config;
+        let unless_0 = |name, count| if count > 0 { format!(", {name}={count}") } else { String::new() };
+        let host = unless_0("num_host_blocks", num_host_blocks) + &unless_0("num_ghost_blocks", num_ghost_blocks);
         Ok(format!(
             "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, null_block={}, prefix_cache={}{host})",
             self.config.policy.name(),
@@ -183,6 +191,12 @@ impl PyPager {
     #[getter]
     fn num_host_blocks(&self) -> usize {
         self.config.num_host_blocks
+    }
+
+    /// Evicted blocks that are remembered.
+    #[getter]
+    fn num_ghost_blocks(&self) -> usize {
+        self.config.num_ghost_blocks
     }
 
     /// Blocks without content.
@@ -809,11 +823,30 @@ impl PyPager {
             ("computed_tokens", counters.computed_tokens),
             ("finished_sequences", counters.finished_sequences),
             ("swapped_tokens", counters.swapped_tokens),
+            ("refaulted_blocks", counters.refaulted_blocks),
+            ("refault_distance", counters.refault_distance),
         ];
         for (name, value) in counters.named().into_iter().chain(rest) {
             fields.set_item(name, value)?;
         }
         CLASS.import(py, "kvpager.types", "Stats")?.call((), Some(&fields))
+    }
+
+    /// `stats` in the text form of Prometheus, with what a Reading of `kvpager.Pressure` says, if one is given: str. `labels`
+    /// go with every sample. See `kvpager.metrics`, which has the content type and the names. Changes nothing.
+    #[pyo3(
+        signature = (reading=None, *, labels=None),
+        text_signature = "($self, reading=None, *, labels=None)"
+    )]
+    fn metrics<'py>(
+        &self,
+        py: Python<'py>,
+        reading: Option<Bound<'py, PyAny>>,
+        labels: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = PyDict::new(py);
+        options.set_item("labels", labels)?;
+        py.import("kvpager.metrics")?.call_method("exposition", (self.stats(py)?, reading), Some(&options))
     }
 
     /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests:

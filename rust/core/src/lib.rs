@@ -29,6 +29,7 @@ pub mod dump;
 pub mod error;
 pub mod evict;
 pub mod fences;
+pub mod ghosts;
 pub mod hash;
 pub mod host;
 pub mod ids;

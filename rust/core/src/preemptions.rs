@@ -1,5 +1,6 @@
 //! Who was preempted, and why: the last of it, for people.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 /// Preemptions that the log keeps.
@@ -11,7 +12,7 @@ pub const REASON_MAX: usize = 200;
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Why {
     /// In words.
-    pub reason: String,
+    pub reason: Cow<'static, str>,
     /// What bringing the sequence back is to cost, in a unit of the caller's.
     pub cost: f64,
 }
@@ -93,7 +94,7 @@ mod tests {
     fn the_log_is_bounded_and_its_numbers_tell_what_it_has_forgotten() {
         let mut log = Log::default();
         for sequence in 0..1000 {
-            let why = Why { reason: "full".to_owned(), cost: 1.5 };
+            let why = Why { reason: "full".into(), cost: 1.5 };
             let action = Action::Recompute;
             log.add(Preemption { number: 0, tick: 0, sequence, action, blocks: 1, tokens: 16, why });
         }

@@ -49,6 +49,10 @@ pub struct Counters {
     pub finished_sequences: u64,
     /// Committed tokens of sequences that were swapped out.
     pub swapped_tokens: u64,
+    /// Evicted blocks that were asked for again while they were remembered.
+    pub refaulted_blocks: u64,
+    /// Sum over them: blocks evicted since.
+    pub refault_distance: u64,
 }
 
 impl Counters {

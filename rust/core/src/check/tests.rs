@@ -42,6 +42,7 @@ fn config() -> Config {
         null_block: false,
         prefix_cache: true,
         num_host_blocks: 0,
+        num_ghost_blocks: 0,
     }
 }
 

@@ -287,7 +287,7 @@ impl Pager {
             let Some(mut sequence) = self.sequences.take(member.sequence) else { continue };
             let Some(tokens) = tokens.next() else { unreachable!("I10: the tokens of each were kept") };
             sequence.plan = None;
-            let why = Why { reason: "its fetch was abandoned".to_owned(), cost: 0.0 };
+            let why = Why { reason: "its fetch was abandoned".into(), cost: 0.0 };
             self.preempt_with(&mut sequence, member.sequence, tokens, why);
             self.sequences.put_back(member.sequence, sequence);
         }

@@ -35,6 +35,7 @@ use crate::copies::Copies;
 use crate::error::{Error, Result};
 use crate::evict::{Context, Departure, Eviction};
 use crate::fences::Fences;
+use crate::ghosts::Ghosts;
 use crate::hash::Key;
 use crate::host::Host;
 use crate::ids::{BlockId, Handle, NodeId};
@@ -89,6 +90,8 @@ pub struct Pager {
     pub(crate) num_returns: u64,
     /// The last preemptions.
     pub(crate) preemptions: Log,
+    /// What the last evicted blocks were.
+    pub(crate) ghosts: Ghosts,
     /// Sequences that the last reorder of beams has released: memory for the children of the next one.
     #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
     pub(crate) left_beams: Vec<Box<Sequence>>,
@@ -120,9 +123,13 @@ impl Pager {
     #[doc(hidden)]
     pub fn with_key(config: Config, key: Key) -> Result<Self> {
         config.validate()?;
+        let mut index = Index::new(config.num_blocks, config.block_size, key)?;
+        if config.num_ghost_blocks > 0 {
+            index.keep_traces(config.num_blocks)?;
+        }
         Ok(Self {
             blocks: Blocks::new(config.num_blocks, config.null_block)?,
-            index: Index::new(config.num_blocks, config.block_size, key)?,
+            index,
             evict: Eviction::new(config.policy, config.num_blocks)?,
             copies: Copies::default(),
             sequences: Slab::default(),
@@ -143,6 +150,7 @@ impl Pager {
             num_swapped: 0,
             num_returns: 0,
             preemptions: Log::default(),
+            ghosts: Ghosts::new(config.num_ghost_blocks)?,
             left_beams: Vec::new(),
             num_launches: 0,
             config,
