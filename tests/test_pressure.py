@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 from test_simulate import SPEED
 
 import kvpager
@@ -174,3 +176,20 @@ def test_the_simulator_can_ask_the_pager_for_its_victims(policy):
         same = Engine(load, config, SPEED, FirstCome(), Advised(spare_after=10**6)).run()
         assert (same.steps, same.preemptions, same.tax) == (classic.steps, classic.preemptions, classic.tax)
     assert Engine(load, config, SPEED, ConcurrencyLimit(8), Advised(policy)).run().tax < advised.tax
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 6), min_size=1, max_size=30), st.integers(1, 8))
+def test_a_window_is_what_the_last_readings_say(changes, window):
+    """Against the sums over the window, counted anew for each reading."""
+    pool = Pool()
+    pressure = Pressure(pool, window, reserve=0.0)
+    for number, (computed, recomputed, preemptions, finished, active, running) in enumerate(changes):
+        pool.add(computed_tokens=computed, recomputed_tokens=recomputed, preemptions=preemptions)
+        pool.add(finished_sequences=finished, active_blocks=active, running_sequences=running)
+        reading = pressure.read()
+        seen = changes[max(0, number + 1 - window) : number + 1]
+        totals = [sum(column) for column in zip(*seen, strict=True)]
+        assert reading.tax == (min(1.0, totals[1] / totals[0]) if totals[0] else float(totals[1] > 0))
+        assert reading.preemptions_per_finish == totals[2] / max(1, totals[3])
+        if totals[4]:
+            assert reading.concurrency == max(1, int(100 * totals[5] / totals[4]))

@@ -226,13 +226,9 @@ class TierSwarm(BatchSwarm):
         if victim.action != "swap" or self.draw.random() < 0.2:
             super().give_way(pair, victim)
             return
-        plan = self.twins.change(pair, "swap_out", reason=victim.reason, cost=victim.cost)
-        assert plan[0] == "answer", plan
-        (plan,) = [
-            plan
-            for plan in self.twins.plans("planned")
-            if self.twins.reference._transfers.find(plan).work.record is pair.reference._record
-        ]
+        outcome = self.twins.change(pair, "swap_out", reason=victim.reason, cost=victim.cost)
+        assert outcome[0] == "answer", outcome
+        plan = self.twins.reference._transfers.of(pair.reference._record).plan
         assert self.report("start", plan) == ("answer", True)
         if self.stream is not None:
             self.stream.start(plan)

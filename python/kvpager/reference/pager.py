@@ -455,10 +455,9 @@ class Pager:
             for sequence in asked.sequences:
                 if sequence._pager is not self:
                     raise ValueError(f"sequence {sequence.id} belongs to another pager")
-                record = sequence._running("choose_victims")
-                if record in records:
-                    raise ValueError(f"sequence {record.id} is named twice in candidates")
-                records.append(record)
+                records.append(sequence._running("choose_victims"))
+            if len(set(records)) < len(records):
+                raise ValueError("a sequence is named twice in candidates")
         if asked.needed > self._usable:
             raise NeverFits(asked.needed, self._usable)
         return choose_victims(self._tiers, asked, records, self.num_blocks)

@@ -237,15 +237,16 @@ def _preempt(tiers: Tiers, asked: Asked, records: list[Record], missing: int) ->
         tokens = release.tokens(record)
         action, cost = _bring_back(tiers, asked.cost, record, tokens, host_room)
         host_room -= num_blocks(record.num_committed, size) if action == "swap" else 0
-        reason = _reason(asked.policy, action, blocks, record.num_preemptions // asked.spare_after)
+        reason = _reason(asked, record, action, blocks)
         victims.append(_victim(asked, record, place, action, blocks, tokens, cost, reason))
     return victims
 
 
-def _reason(policy: str, action: str, blocks: int, level: int) -> str:
-    spared = "" if level == 0 else f", at level {level}: all others were preempted as often"
+def _reason(asked: Asked, record: Record, action: str, blocks: int) -> str:
+    times = record.num_preemptions
+    spared = f", though it was preempted {times} times" if times >= asked.spare_after else ""
     moved = ", to the host for less than computing it again" if action == "swap" else ""
-    return f"{policy}: it {_PICKED[policy]}{spared}; frees {blocks} blocks{moved}"
+    return f"{asked.policy}: it {_PICKED[asked.policy]}{spared}; frees {blocks} blocks{moved}"
 
 
 def _rank(tiers: Tiers, asked: Asked, record: Record, place: int) -> tuple[float, ...]:

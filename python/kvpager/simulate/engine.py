@@ -124,11 +124,6 @@ class Engine:
         return int(np.count_nonzero(self._rows.counts))
 
     @property
-    def needed_blocks(self) -> int:
-        """Blocks that the step which is being planned takes."""
-        return self._batch.blocks_needed(self._rows.counts[: self._batch.num_rows])
-
-    @property
     def available_blocks(self) -> int:
         """Free and cached blocks. Those who run have taken theirs for the step that is being planned."""
         return self.pager.num_free_blocks + self.pager.num_evictable_blocks

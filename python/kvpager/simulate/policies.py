@@ -211,11 +211,17 @@ class Advised:
     def choose(self, engine: Engine, left_out: int) -> Answer:
         running = {request.sequence.id: request for request in engine.running if request.sequence is not None}
         candidates = [request.sequence for request in running.values() if request.sequence is not None]
-        victims = engine.pager.choose_victims(
-            engine.needed_blocks, self.policy, candidates=candidates, cost=self.cost, spare_after=self.spare_after
+        # One at a time: the step may fit without the next one, whose own need has gone with the last.
+        first, *_ = engine.pager.choose_victims(
+            engine.available_blocks + 1,
+            self.policy,
+            candidates=candidates,
+            cost=self.cost,
+            spare_after=self.spare_after,
+            keep=0,
         )
-        victim = running[victims[0].sequence_id]
-        return Swap(victim) if victims[0].action == "swap" else Recompute(victim)
+        victim = running[first.sequence_id]
+        return Swap(victim) if first.action == "swap" else Recompute(victim)
 
 
 def parse_admission(text: str) -> Admission:

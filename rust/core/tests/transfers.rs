@@ -6,7 +6,6 @@
 
 mod support;
 
-use kvpager_core::preemptions::Why;
 use std::collections::BTreeMap;
 
 use kvpager_core::check::check;
@@ -15,6 +14,7 @@ use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{CONTENT_START, Handle, Token};
 use kvpager_core::pager::{Admitted, End, Wish};
+use kvpager_core::preemptions::Why;
 use kvpager_core::sequence::State;
 use kvpager_core::transfers::{Plan, PlanId, PlanState, Tier};
 use kvpager_core::{Config, Error, Pager, PolicyKind};

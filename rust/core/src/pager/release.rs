@@ -149,7 +149,7 @@ impl Pager {
             }
             let run = &self.index[node].run;
             let start = end - run.len();
-            let own = &sequence.table[start..end.min(sequence.table.len())];
+            let own = sequence.table.get(start..end).unwrap_or_default();
             let blocks = run.blocks(self.config.block_size);
             (node, end) = (self.index[node].parent, start);
             Some(own.iter().zip(blocks).filter(|(own, block)| own != block).map(|(&own, _)| own))

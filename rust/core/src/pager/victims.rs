@@ -309,9 +309,9 @@ fn level(asked: &Asked, seen: Seen<'_>) -> u64 {
 }
 
 fn reason(asked: &Asked, seen: Seen<'_>, action: Action, blocks: usize) -> String {
-    let spared = match level(asked, seen) {
-        0 => String::new(),
-        level => format!(", at level {level}: all others were preempted as often"),
+    let spared = match (level(asked, seen), seen.sequence.num_preemptions) {
+        (0, _) => String::new(),
+        (_, times) => format!(", though it was preempted {times} times"),
     };
     let moved = if action == Action::Swap { ", to the host for less than computing it again" } else { "" };
     let (name, picked) = (asked.policy.name(), asked.policy.picked());

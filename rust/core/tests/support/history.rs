@@ -1,10 +1,10 @@
 //! Random histories: calls as plain data, drawn with weights that are themselves drawn for each run, and carried out by any pager.
 
-use kvpager_core::preemptions::Why;
 use std::collections::BTreeMap;
 
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{BlockId, CONTENT_START, Handle, TOKEN_END, Token};
+use kvpager_core::preemptions::Why;
 use kvpager_core::sequence::State;
 use kvpager_core::{Config, Error, Pager, PolicyKind, Result};
 
