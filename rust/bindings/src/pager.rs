@@ -90,6 +90,7 @@ impl PyPager {
             null_block=False, prefix_cache=True, num_host_blocks=0, num_ghost_blocks=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "settings, by name")]
+    #[expect(clippy::similar_names, reason = "ghost and host are what the settings are called")]
     fn new(
         py: Python<'_>,
         num_blocks: Given<'_>,
