@@ -50,6 +50,7 @@ RESUMES: dict[str, Callable[[Any], Any]] = {
     "try_resume": lambda sequence: sequence.try_resume(),
 }
 GETTERS: dict[str, Callable[[Any], Any]] = {
+    "num_preemptions": lambda sequence: sequence.num_preemptions,
     "len": len,
     "tokens": lambda sequence: sequence.tokens,
     "num_cached": lambda sequence: sequence.num_cached,

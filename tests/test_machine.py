@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from twins import FORMS, Pair, Twins
+from victims import Question
 
 import kvpager
 
@@ -51,6 +52,7 @@ class PagerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3, 1.0]),
         null_block=st.booleans(),
         prefix_cache=st.sampled_from([True, True, True, False]),
+        num_ghost_blocks=st.sampled_from([0, 2, 30]),
     )
     def build(self, num_blocks: int, block_size: int, **settings: Any) -> None:
         self.twins = Twins(num_blocks, block_size, self.ALONE, **settings)
@@ -187,6 +189,16 @@ class PagerMachine(RuleBasedStateMachine):
         self.twins.change(self.pair(pick), call)
 
     @precondition(has_pairs)
+    @rule(seed=ANY, goes=st.booleans())
+    def victims(self, seed: int, goes: bool) -> None:
+        question = Question.drawn(random.Random(seed), self.twins)
+        victims = question.ask(self.twins)
+        if victims and goes and not self.twins._drops_wait:
+            question.keep_promise(
+                victims, self.twins, lambda pair, victim: self.twins.change(pair, "preempt", cost=victim.cost)
+            )
+
+    @precondition(has_pairs)
     @rule(pick=ANY, reason=st.sampled_from(["finished", "aborted"]), keep=st.booleans())
     def release(self, pick: int, reason: str, keep: bool) -> None:
         pair = self.pair(pick)
@@ -243,6 +255,7 @@ class Swarm:
         "reset",
         "forget",
         "match",
+        "victims",
     )
 
     NUM_BLOCKS_MAX = 24
@@ -257,6 +270,7 @@ class Swarm:
             watermark=draw.choice([0.0, 0.0, 0.2]),
             null_block=draw.random() < 0.3,
             prefix_cache=draw.random() < 0.95,
+            num_ghost_blocks=draw.choice([0, 1, 5, 40]),
             **settings,
         )
         self.weights = {operation: draw.random() ** 2 for operation in self.OPERATIONS}
@@ -385,6 +399,16 @@ class Swarm:
         waiting = [pair for pair in self.twins.pairs if pair.state in ("preempted", "swapped")]
         if pair := self.draw.choice(waiting) if waiting else self.any_pair():
             self.twins.change(pair, self.some("resume"))
+
+    def victims(self) -> None:
+        """Who should give way; and now and then they do, one by one."""
+        question = Question.drawn(self.draw, self.twins)
+        victims = question.ask(self.twins)
+        if victims and self.draw.random() < 0.4 and not self.twins._drops_wait:
+            question.keep_promise(victims, self.twins, self.give_way)
+
+    def give_way(self, pair: Pair, victim: Any) -> None:
+        self.twins.change(pair, "preempt", reason=victim.reason, cost=victim.cost)
 
     def release(self) -> None:
         if (pair := self.any_pair()) is not None:

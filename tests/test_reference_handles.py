@@ -59,6 +59,7 @@ def test_a_preempted_handle_answers_what_it_is(implementation):
         "num_planned": 0,
         "namespace": b"a",
         "pinned": True,
+        "num_preemptions": 1,
     }
     assert sequence.tokens.tolist() == [1] * 9
     assert (sequence.id, sequence.state) == (0, "preempted")

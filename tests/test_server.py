@@ -19,6 +19,7 @@ import urllib.request
 import openai
 import pytest
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from examples.server.__main__ import find_weights, load
 from examples.server.api import MAX_BODY_BYTES, Api
@@ -81,8 +82,13 @@ class Server:
 
     def metrics(self):
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        return {name.removeprefix("kvpager_server_"): int(value) for name, value in map(str.split, lines)}
+            assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        samples = {sample.name: sample.value for each in families for sample in each.samples}
+        start, end = "kvpager_server_", "_total"
+        mine = {name: int(value) for name, value in samples.items() if name.startswith(start)}
+        pager = {f"pager_{name}": value for name, value in self.scheduler.pager.stats().as_dict().items()}
+        return {name.removeprefix(start).removesuffix(end): value for name, value in mine.items()} | pager
 
     def wait_until_idle(self):
         def is_idle():
@@ -505,3 +511,19 @@ class TestCommand:
         done = subprocess.run([*self.COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (done.returncode, says in done.stdout + done.stderr) == (status, True), done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_the_metrics_are_what_prometheus_reads(noise):
+    noise.ask(FRANCE, max_tokens=3)
+    noise.wait_until_idle()
+    with urllib.request.urlopen(f"{noise.url}/metrics", timeout=30) as answer:
+        families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
+    assert {each.type for each in families.values()} == {"gauge", "counter"}
+    (usage,) = families["kvpager_kv_cache_usage_perc"].samples
+    assert usage.labels == {"model_name": noise.scheduler.model.name}
+    assert 0 <= usage.value <= 1
+    (computed,) = families["kvpager_computed_tokens"].samples
+    (mine,) = families["kvpager_server_computed_tokens"].samples
+    assert computed.value == mine.value > 0
+    states = {sample.labels["state"]: sample.value for sample in families["kvpager_pressure_state"].samples}
+    assert sum(states.values()) == 1

@@ -132,7 +132,7 @@ class TierSwarm(BatchSwarm):
                 self.weights[call] += least
             self.length_max = self.twins.block_size * max(1, min(4, self.twins.num_blocks - 2))
             self.bases = [self.stretch(self.length_max) for _ in range(self.draw.randint(3, 7))]
-        for often, least in (("offload", 0.8), ("swap_out", 0.1), ("swap_in", 0.1), ("move", 1.5)):
+        for often, least in (("offload", 0.8), ("swap_out", 0.1), ("swap_in", 0.1), ("move", 1.5), ("victims", 0.4)):
             self.weights[often] += least
         for seldom in ("report_late", "older_than", "misuse"):
             self.weights[seldom] *= 0.2
@@ -220,6 +220,19 @@ class TierSwarm(BatchSwarm):
             pair = self.draw.choice(swapped) if swapped else self.any_pair()
             if pair is not None:
                 self.twins.change(pair, self.some("swap_in"))
+
+    def give_way(self, pair: Any, victim: Any) -> None:
+        """By the way that was named: a swap that is advised is not refused."""
+        if victim.action != "swap" or self.draw.random() < 0.2:
+            super().give_way(pair, victim)
+            return
+        outcome = self.twins.change(pair, "swap_out", reason=victim.reason, cost=victim.cost)
+        assert outcome[0] == "answer", outcome
+        plan = self.twins.reference._transfers.of(pair.reference._record).plan
+        assert self.report("start", plan) == ("answer", True)
+        if self.stream is not None:
+            self.stream.start(plan)
+        self.end(plan, "complete")
 
     def settle_copies(self) -> None:
         """Mostly what is queued is taken first, as it must be."""

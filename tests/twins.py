@@ -48,6 +48,7 @@ STEP_GETTERS += ("slot_mapping", "positions", "query_start_loc", "copies")
 
 GETTERS = ("id", "state", "num_cached", "num_committed", "num_planned", "namespace", "pinned", "block_ids", "tokens")
 GETTERS += ("fetch",) if CORE_HAS_TIERS else ()
+GETTERS += ("num_preemptions",)
 
 
 class Pair:
@@ -205,14 +206,14 @@ class Twins:
         given = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
         self.log.append(f"{who}{call}({', '.join(given)})" + (f"  # {form}" if form != "list" else ""))
         theirs = [each.reference if isinstance(each, Pair) else each for each in arguments]
-        found = _try(getattr(reference, call), theirs, options)
+        found = _try(getattr(reference, call), theirs, _of_side(options, "reference"))
         outcome = _plain(found)
         if core is None:
             self._adopt(found, found)
             return outcome
         shaped = [FORMS[form](each) if isinstance(each, list) else each for each in arguments]
         shaped = [each.core if isinstance(each, Pair) else each for each in shaped]
-        found_core = _try(getattr(core, call), shaped, options)
+        found_core = _try(getattr(core, call), shaped, _of_side(options, "core"))
         self._adopt(found_core, found)
         outcome_core = _plain(found_core)
         assert outcome_core == outcome, f"{self.log[-1]}: core {outcome_core}, reference {outcome}"
@@ -256,6 +257,8 @@ class Twins:
             return
         mine, theirs = (dataclasses.asdict(pager.stats()) for pager in (self.core, self.reference))
         assert mine == theirs, f"after {call} the statistics differ: {mine.items() ^ theirs.items()}"
+        logs = self.core.preemptions(), self.reference.preemptions()
+        assert logs[0] == logs[1], f"after {call} the logs differ: {logs}"
         if self.blind:
             return
         shown = self.core.dump(full=True)
@@ -282,6 +285,16 @@ class Twins:
     def _undisturbed(self) -> kvpager.Stats:
         """The statistics that a failed call must leave alone: all but the count of such calls."""
         return dataclasses.replace(self.reference.stats(), refused_calls=0, noop_calls=0)
+
+
+def _of_side(options: dict[str, Any], side: str) -> dict[str, Any]:
+    """Options with the handles of one side in the place of pairs."""
+    return {
+        name: [getattr(each, side) if isinstance(each, Pair) else each for each in value]
+        if isinstance(value, list)
+        else value
+        for name, value in options.items()
+    }
 
 
 def _handles(answer: Any) -> list[Any]:

@@ -16,9 +16,11 @@ import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+
+from kvpager.metrics import CONTENT_TYPE
 
 from .requests import Event, Failed, NeverFitsError, OverloadedError, Request
 from .scheduler import Scheduler
@@ -149,8 +151,7 @@ class Api:
 
     async def metrics(self, _: HttpRequest) -> Response:
         """In the text form of Prometheus."""
-        lines = [f"kvpager_server_{name} {value}\n" for name, value in self.scheduler.metrics().items()]
-        return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+        return Response(self.scheduler.exposition(), headers={"content-type": CONTENT_TYPE})
 
     async def chat_completions(self, http: HttpRequest) -> Response:
         fields = Fields(await _json(http))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvpager
+from kvpager.metrics import family
 from kvpager.movers import HostArena, Mover, NumpyMover, NumpyPool
 from kvpager.tiers import DiskTier
 
@@ -113,6 +114,8 @@ class Scheduler:
         self.preempted: list[Sample] = []  # oldest first; they come back from the host, or are computed again
         self.moving: dict[Sample, str] = {}  # by the state in which a transfer put their sequences
         self.counters = Counters()
+        self.pressure = kvpager.Pressure(self.pager)
+        self.reading = self.pressure.read()  # the newest, for who looks at the server
         self._steps_waited = 0
         self._wake = threading.Condition()
         self._inbox = _Inbox()
@@ -152,11 +155,22 @@ class Scheduler:
             self._inbox.aborted.append(request)
             self._wake.notify()
 
-    def metrics(self) -> dict[str, int]:
+    def gauges(self) -> dict[str, int]:
         now = {"waiting": len(self.waiting), "running": len(self.running)}
-        now |= {"preempted": len(self.preempted), "moving": len(self.moving)}
+        return now | {"preempted": len(self.preempted), "moving": len(self.moving)}
+
+    def metrics(self) -> dict[str, int]:
         pager = {f"pager_{name}": value for name, value in self.pager.stats().as_dict().items()}
-        return now | vars(self.counters) | vars(self.transfers.counters) | pager
+        return self.gauges() | vars(self.counters) | vars(self.transfers.counters) | pager
+
+    def exposition(self) -> str:
+        """The server's numbers and the pager's, in the text form of Prometheus."""
+        counters = vars(self.counters) | vars(self.transfers.counters)
+        families = [
+            *(family(f"kvpager_server_{name}", "gauge", "Now.", [({}, n)]) for name, n in self.gauges().items()),
+            *(family(f"kvpager_server_{name}_total", "counter", "So far.", [({}, n)]) for name, n in counters.items()),
+        ]
+        return "".join(families) + self.pager.metrics(self.reading, labels={"model_name": self.model.name})
 
     def start(self) -> None:
         self._thread.start()
@@ -205,6 +219,7 @@ class Scheduler:
             self._compute(*planned)
         self.transfers.offload()
         self.transfers.save()
+        self.reading = self.pressure.read()
 
     def _compute(self, step: kvpager.Step, due: list[tuple[int, Sample]]) -> None:
         self.pages.begin(step)
@@ -336,10 +351,11 @@ class Scheduler:
     def _make_room(self, sample: Sample) -> None:
         """Swaps a sample out, if others go on meanwhile and the host has room; else gives its blocks back at once."""
         self.running.remove(sample)
-        if self.running and self.transfers.swap_out(sample.seq):
+        reason = "the youngest: a step did not fit"
+        if self.running and self.transfers.swap_out(sample.seq, reason):
             self.moving[sample] = sample.seq.state
         else:
-            sample.seq.preempt()  # its KV may stay cached; resume finds what is left of it
+            sample.seq.preempt(reason=reason)  # its KV may stay cached; resume finds what is left of it
             self._put(sample, self.preempted)
 
     def _step(self, samples: list[Sample], counts: NDArray[np.int32]) -> tuple[kvpager.Step, list[tuple[int, Sample]]]:

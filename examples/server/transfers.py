@@ -72,10 +72,10 @@ class Transfers:
 
     # What can be moved
 
-    def swap_out(self, seq: kvpager.Sequence) -> bool:
+    def swap_out(self, seq: kvpager.Sequence, reason: str = "") -> bool:
         """False if the host has no room. Else the sequence's blocks are free when the plan has ended."""
         try:
-            return self.is_open and self._begin(seq.swap_out())
+            return self.is_open and self._begin(seq.swap_out(reason=reason))
         except (kvpager.OutOfBlocks, kvpager.NeverFits):
             return False
 

@@ -33,7 +33,20 @@ from .errors import (
     TransferError,
 )
 from .plans import Plan, PlanStatus, StoreKeys
-from .types import AttachedTier, BatchArrays, Computing, FetchPolicy, Namespace, PrefixMatch, Stats, Tokens
+from .pressure import Pressure, Reading
+from .types import (
+    AttachedTier,
+    BatchArrays,
+    Computing,
+    FetchPolicy,
+    Namespace,
+    Preemption,
+    PrefixMatch,
+    RecoveryCost,
+    Stats,
+    Tokens,
+    Victim,
+)
 
 __all__ = [
     "AllocationError",
@@ -52,7 +65,11 @@ __all__ = [
     "Plan",
     "PlanStatus",
     "Poisoned",
+    "Preemption",
     "PrefixMatch",
+    "Pressure",
+    "Reading",
+    "RecoveryCost",
     "Sequence",
     "StaleHandle",
     "Stats",
@@ -63,6 +80,7 @@ __all__ = [
     "TokenTypeError",
     "Tokens",
     "TransferError",
+    "Victim",
     "__version__",
     "build_info",
     "content_tokens",

@@ -6,10 +6,13 @@ import dataclasses
 import mmap
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ._core import Sequence
 
 __all__ = [
     "AttachedTier",
@@ -17,9 +20,13 @@ __all__ = [
     "Computing",
     "FetchPolicy",
     "Namespace",
+    "Preemption",
     "PrefixMatch",
+    "RecoveryCost",
     "Stats",
     "Tokens",
+    "Victim",
+    "VictimPolicy",
     "WritableBuffer",
 ]
 
@@ -94,6 +101,68 @@ class PrefixMatch(NamedTuple):
     """Tokens behind them that ``admit(..., fetch=True)`` would fetch from the host: a multiple of ``block_size``."""
 
 
+VictimPolicy: TypeAlias = Literal["newest", "cheapest", "least_progress", "priority"]
+"""Who gives way first: see ``Pager.choose_victims``."""
+
+
+class RecoveryCost(NamedTuple):
+    """What it costs to bring a sequence back, in any one unit. By default in tokens to compute, and never by a copy.
+
+    ``CostModel.recovery_cost`` makes one in seconds. Computing tokens [start, end) behind `start` cached ones costs
+    ``token * (end - start) + pair * pairs + cached_token * start``, at least `least`.
+    """
+
+    token: float = 1.0
+    """To compute one token, attention apart."""
+    pair: float = 0.0
+    """Of attention, for each pair of a token and one before it, or itself."""
+    cached_token: float = 0.0
+    """For each cached token before those that are computed (MLA expands them)."""
+    block: float = float("inf")
+    """To move one block one way; infinite: it cannot be done."""
+    least: float = 0.0
+    """Of a prefill, however short."""
+    row_step: float = 1.0
+    """A row that sits out one step: what of the step's time was its share."""
+
+
+class Victim(NamedTuple):
+    """One who gives way, and how: an answer of ``Pager.choose_victims``."""
+
+    sequence_id: int
+    sequence: Sequence | None
+    """The candidate as it was given; None where no candidates were given."""
+    action: Literal["recompute", "swap", "stall"]
+    """``preempt``, ``swap_out``, or left out of this step with all its blocks."""
+    blocks: int
+    """What free + evictable grows by when it goes after those before it in the answer."""
+    tokens: int
+    """Committed tokens that are computed again, or moved: those that nobody who stays holds."""
+    cost: float
+    """In the unit of the `RecoveryCost`."""
+    reason: str
+    """For people, and for ``preempt(reason=...)``."""
+
+
+class Preemption(NamedTuple):
+    """A sequence that gave its blocks back, as ``Pager.preemptions`` tells of it."""
+
+    number: int
+    """Counts from 0 over the life of the pager: a gap tells that the log has forgotten some."""
+    tick: int
+    """The pager's clock (``Stats.clock_ticks``)."""
+    sequence_id: int
+    action: Literal["recompute", "swap"]
+    blocks: int
+    """What free + evictable grew by."""
+    tokens: int
+    """Tokens that were committed."""
+    cost: float
+    """As the caller gave it."""
+    reason: str
+    """As the caller gave it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """One moment of a pager: blocks by state, sequences by state, and counters that only grow.
@@ -139,6 +208,13 @@ class Stats:
     - ``saved_blocks``: host blocks that saves brought into a store.
     - ``loaded_blocks``: host blocks that loads brought from a store into the host's index.
     - ``late_reports``: reports of plans that had ended.
+    - ``computed_tokens``: tokens that commits said to be written.
+    - ``finished_sequences``: releases as finished.
+    - ``swapped_tokens``: committed tokens of the sequences that were swapped out.
+    - ``refaulted_blocks``: evicted blocks that an admit or resume asked for again while they were remembered
+      (``num_ghost_blocks``).
+    - ``refault_distance``: sum over them of the blocks that were evicted in between: by so many more blocks the pool
+      would have kept it.
     """
 
     total_blocks: int
@@ -179,6 +255,11 @@ class Stats:
     saved_blocks: int = 0
     loaded_blocks: int = 0
     late_reports: int = 0
+    computed_tokens: int = 0
+    finished_sequences: int = 0
+    swapped_tokens: int = 0
+    refaulted_blocks: int = 0
+    refault_distance: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -194,6 +275,11 @@ class Stats:
     def mean_evicted_hits(self) -> float:
         """Mean number of hits of a block at its eviction, 0.0 before the first eviction."""
         return self.evicted_hits / self.evicted_blocks if self.evicted_blocks else 0.0
+
+    @property
+    def mean_refault_distance(self) -> float:
+        """Mean number of blocks evicted between an eviction and its refault, 0.0 before the first refault."""
+        return self.refault_distance / self.refaulted_blocks if self.refaulted_blocks else 0.0
 
     def as_dict(self) -> dict[str, int]:
         """The fields by name, in their order, ready for JSON."""

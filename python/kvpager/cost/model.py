@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from ..errors import ConfigError
+from ..types import RecoveryCost
 from .checks import at_least, number
 from .crossing import last_negative
 from .devices import Device, Link, parse_device, parse_link
@@ -273,6 +274,22 @@ class CostModel:
         cached = min(sequence.num_cached if num_cached is None else num_cached, num_tokens)
         move = self.swap_seconds(num_tokens, num_cached=cached, num_host_tokens=min(num_host_tokens, num_tokens))
         return num_tokens > cached and move <= self._prefill(cached, num_tokens, self._share(load))
+
+    def recovery_cost(self, *, row_step: float | None = None, load: float | None = None) -> RecoveryCost:
+        """For ``Pager.choose_victims(..., cost=...)``, in seconds: what `preempt` compares, as plain numbers.
+
+        ``row_step``: what it costs that a row sits out one step. By default one token's computing; a server knows
+        better: a step's time by the rows in it.
+        """
+        share = self._share(load)
+        return RecoveryCost(
+            token=self.seconds_per_token / share,
+            pair=self.seconds_per_pair / share,
+            cached_token=self.seconds_per_cached_token / share,
+            block=self.block_seconds(),
+            least=self.least_prefill_seconds / share,
+            row_step=self.seconds_per_token if row_step is None else number("row_step", row_step, least=0),
+        )
 
     # Measured in place of predicted.
 

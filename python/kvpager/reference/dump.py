@@ -178,6 +178,10 @@ def _sequence(record: Record) -> str:
         f"sequence {record.id}: {record.state}; namespace {record.namespace!r}; cached {record.num_cached};"
         f" committed {record.num_committed}; planned {record.num_planned}; len {len(record.tokens)}"
     )
+    if record.num_preemptions:
+        text += f"; preempted {record.num_preemptions}"
+    if record.back is not None:
+        text += f"; back {record.back[0]}.{record.back[1]}"
     on_host = f"; host path {_ids(node.block for node in record.host_path)}"
     if record.state in ("swapped", "swapping_in"):
         on_host += f"; host own {_ids(record.host_own)}"

@@ -143,17 +143,22 @@ def as_mask(name: str, values: object, length: int) -> list[bool]:
     return mask
 
 
-def as_fraction(name: str, value: object) -> float:
-    """A number of 0 to 1."""
+def as_number(name: str, value: object) -> float:
+    """Any number; one that no float holds is infinite."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     try:
         # What C takes for a number. ``float`` would read text and bytes, too.
-        number = math.ldexp(value, 0)  # type: ignore[arg-type]
+        return math.ldexp(value, 0)  # type: ignore[arg-type]
     except OverflowError:
-        number = math.inf
+        return math.inf
     except TypeError:
         raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+
+
+def as_fraction(name: str, value: object) -> float:
+    """A number of 0 to 1."""
+    number = as_number(name, value)
     if not 0 <= number <= 1:
         raise ConfigError(f"{name} is {shown(value)}; it must be 0 to 1")
     return number

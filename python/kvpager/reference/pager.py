@@ -13,8 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError, NeverFits, OutOfBlocks, TransferError
+from ..metrics import exposition
 from ..plans import Plan, PlanState, PlanStatus, StoreKeys
-from ..types import AttachedTier, Computing, FetchPolicy, Namespace, PrefixMatch, Stats, Tokens
+from ..pressure import Reading
+from ..types import (
+    AttachedTier,
+    Computing,
+    FetchPolicy,
+    Namespace,
+    Preemption,
+    PrefixMatch,
+    RecoveryCost,
+    Stats,
+    Tokens,
+    Victim,
+    VictimPolicy,
+)
 from .batch import Batch
 from .check import check
 from .dump import dump
@@ -42,6 +56,7 @@ from .inputs import (
     encode_namespace,
     shown,
 )
+from .log import Log
 from .policy import POLICIES, Lru
 from .pool import Counters, Pool
 from .record import WITH_BLOCKS, Record, announced, num_blocks
@@ -61,6 +76,7 @@ from .transfers import (
     missing,
     take_chain,
 )
+from .victims import as_asked, choose_victims
 
 BLOCKS_LIMIT = 2**31
 BLOCK_SIZE_MAX = 1024
@@ -99,6 +115,7 @@ class Pager:
         null_block: bool = False,
         prefix_cache: bool = True,
         num_host_blocks: int = 0,
+        num_ghost_blocks: int = 0,
     ) -> None:
         self.num_blocks = _integer("num_blocks", num_blocks, 1, BLOCKS_LIMIT - 1)
         self.block_size = _integer("block_size", block_size, 1, BLOCK_SIZE_MAX)
@@ -114,6 +131,7 @@ class Pager:
         self.null_block = as_bool("null_block", null_block)
         self.prefix_cache = as_bool("prefix_cache", prefix_cache)
         self.num_host_blocks = _integer("num_host_blocks", num_host_blocks, 0, BLOCKS_LIMIT - 1)
+        self.num_ghost_blocks = _integer("num_ghost_blocks", num_ghost_blocks, 0, BLOCKS_LIMIT - 1)
         if self._usable < 1:
             raise ConfigError("num_blocks must be at least 2 with a null block, not 1")
 
@@ -128,6 +146,7 @@ class Pager:
             self._counters,
             self.prefix_cache,
             fenced=self.num_host_blocks > 0,
+            num_ghosts=self.num_ghost_blocks,
         )
         self._host = Pool(
             self.num_host_blocks,
@@ -138,10 +157,12 @@ class Pager:
             self.prefix_cache,
             tier="host",
         )
-        self._tiers = Tiers(self._pool, self._host, self._counters)
+        self._log = Log()
+        self._tiers = Tiers(self._pool, self._host, self._counters, self._log)
         self._transfers = Transfers()
         self._records: dict[int, Record] = {}
         self._next_id = 0
+        self._num_returns = 0
         self._batches: dict[int, Rows] = {}
         self._next_batch = 0
         # Steps, and answers of take_copies that are not empty, are numbered in the order in which they were given out.
@@ -156,7 +177,8 @@ class Pager:
             f"kvpager.reference.Pager(num_blocks={self.num_blocks}, block_size={self.block_size},"
             f" policy={self.policy!r}, watermark={self.watermark!r}, identity={self.identity!r},"
             f" null_block={self.null_block}, prefix_cache={self.prefix_cache}"
-            f"{f', num_host_blocks={self.num_host_blocks}' if self.num_host_blocks else ''})"
+            f"{f', num_host_blocks={self.num_host_blocks}' if self.num_host_blocks else ''}"
+            f"{f', num_ghost_blocks={self.num_ghost_blocks}' if self.num_ghost_blocks else ''})"
         )
 
     @property
@@ -225,6 +247,7 @@ class Pager:
         joined = hit.join.blocks[: hit.stop - size] if hit.join is not None else []
         if hit.host_path:
             self._host.hold(hit.host_path[-1].block)
+        self._pool.ask(key, tokens, size)
         fetched = record.occupy(self._pool, hit.path, joined, len(hit.host_path) and hit.stop - size, total)
         record.num_cached = record.num_committed = size * self.block_size
         record.era = self._pool.era
@@ -408,6 +431,48 @@ class Pager:
             tier.on_forget(tokens, namespace)
         return num_gone
 
+    def choose_victims(
+        self,
+        needed_blocks: int,
+        policy: VictimPolicy = "newest",
+        *,
+        candidates: abc.Sequence[Sequence] | None = None,
+        priorities: abc.Sequence[int] | None = None,
+        cost: RecoveryCost | None = None,
+        spare_after: int = 2,
+        keep: int = 1,
+        left_out: abc.Sequence[int] = (),
+        finishing: abc.Sequence[int | None] | None = None,
+    ) -> list[Victim]:
+        """Who should give way, and how, so that a call which needs so many blocks fits. Changes nothing."""
+        asked = as_asked(
+            needed_blocks,
+            policy,
+            candidates=candidates,
+            priorities=priorities,
+            cost=cost,
+            spare_after=spare_after,
+            keep=keep,
+            left_out=left_out,
+            finishing=finishing,
+        )
+        records = [record for record in self._records.values() if record.state == "running" and not record.pinned]
+        if candidates is not None:
+            records = []
+            for sequence in asked.sequences:
+                if sequence._pager is not self:
+                    raise ValueError(f"sequence {sequence.id} belongs to another pager")
+                records.append(sequence._running("choose_victims"))
+            if len(set(records)) < len(records):
+                raise ValueError("a sequence is named twice in candidates")
+        if asked.needed > self._usable:
+            raise NeverFits(asked.needed, self._usable)
+        return choose_victims(self._tiers, asked, records, self.num_blocks)
+
+    def preemptions(self) -> list[Preemption]:
+        """The last preemptions, oldest first."""
+        return list(self._log.entries)
+
     def stats(self) -> Stats:
         """Blocks and sequences by state now, and the cumulative counters."""
         device, host = (count_blocks(pool, self._transfers) for pool in (self._pool, self._host))
@@ -433,6 +498,10 @@ class Pager:
             swapped_sequences=states["swapped"],
             **{name: getattr(counters, name) for name in counters.__slots__},
         )
+
+    def metrics(self, reading: Reading | None = None, *, labels: abc.Mapping[str, str] | None = None) -> str:
+        """The statistics in the text form of Prometheus."""
+        return exposition(self.stats(), reading, labels=labels)
 
     def check(self) -> list[str]:
         """Recount everything; every violation of a promise, with its id. Empty if all is well."""
@@ -577,6 +646,8 @@ class Pager:
         if transfer is None:
             return False
         self._transfers.end(self._tiers, transfer, [True] * len(transfer.plan), "complete")
+        if isinstance(transfer.work, SwapIn) and transfer.work.record.state != "released":
+            self._note_return(transfer.work.record)
         return True
 
     def fail(self, plan: Plan, done: abc.Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> bool:
@@ -682,6 +753,7 @@ class Pager:
     def _resume(self, record: Record) -> None:
         hit = self._admissible(record)
         committed = record.committed_at_preempt if record.state == "preempted" else record.num_committed
+        self._pool.ask(record.key, record.tokens, len(hit.path))
         record.take_path(self._pool, hit.path, num_blocks(len(record.tokens), self.block_size))
         record.let_go_of_host(self._host)
         record.state = "running"
@@ -689,6 +761,11 @@ class Pager:
         record.era = self._pool.era
         record.announce(self._pool)
         self._counters.recomputed_tokens += max(0, committed - record.num_cached)
+        self._note_return(record)
+
+    def _note_return(self, record: Record) -> None:
+        self._num_returns += 1
+        record.back = (self._next_id, self._num_returns)
 
     def _swap_out(self, record: Record) -> Plan:
         self._require_transfers("swap_out")

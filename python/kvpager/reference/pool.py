@@ -10,13 +10,13 @@ same way, because it leaves the block where it is in its policy's queue: it is o
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..plans import Tier
-from .index import Index, Node
+from .index import Index, Node, path_to, root_of
 from .policy import Policy
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class Counters:
     saved_blocks: int = 0
     loaded_blocks: int = 0
     late_reports: int = 0
+    computed_tokens: int = 0
+    finished_sequences: int = 0
+    swapped_tokens: int = 0
+    refaulted_blocks: int = 0
+    refault_distance: int = 0
 
 
 class Pool:
@@ -72,6 +77,7 @@ class Pool:
         prefix_cache: bool,
         tier: Tier = "device",
         fenced: bool = False,
+        num_ghosts: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.num_reserved = first_usable
@@ -82,6 +88,9 @@ class Pool:
         self.tier = tier
         self.has_fences = fenced
         self.era = 0  # counts the resets
+        # The last evicted blocks, each by era, namespace and all tokens up to it, with the number of its eviction.
+        self.num_ghosts = num_ghosts
+        self.ghosts: OrderedDict[tuple[int, bytes, tuple[int, ...]], int] = OrderedDict()
         # The top of the stack is the right end; a reset puts its blocks below all others, at the left end.
         self.free: deque[int] = deque(range(num_blocks - 1, first_usable - 1, -1))
         self.holds = [0] * num_blocks
@@ -93,6 +102,11 @@ class Pool:
         self.given: dict[int, Copy] = {}  # target -> the copy of an open step, until that target is freed
         self.open_launches: set[int] = set()  # the steps that are open, of all batches
         self.fences: dict[int, frozenset[int]] = {}  # block -> the steps that were open when nobody needed it any more
+
+    @property
+    def room(self) -> int:
+        """Blocks that a call can take."""
+        return len(self.free) + self.evictable
 
     @property
     def evictable(self) -> int:
@@ -226,6 +240,8 @@ class Pool:
             if node.block not in self.pins and not (transfer and self.is_fenced(node.block))
         )
         self.policy.taken(node)
+        if self.num_ghosts:
+            self._remember(node)
         self.index.detach(node)
         self.nodes[node.block] = None
         if self.tier == "host":
@@ -235,6 +251,24 @@ class Pool:
             self.counters.evicted_idle_ticks += self.counters.clock_ticks - node.idle_since
             self.counters.evicted_hits += node.hits
         return node.block
+
+    def _remember(self, node: Node) -> None:
+        path = path_to(node)
+        ghost = self.era, root_of(path).key, tuple(token for each in path for token in each.tokens)
+        self.ghosts.pop(ghost, None)
+        self.ghosts[ghost] = self.counters.evicted_blocks
+        while next(iter(self.ghosts.values())) <= self.counters.evicted_blocks - self.num_ghosts:
+            self.ghosts.popitem(last=False)
+
+    def ask(self, key: bytes, tokens: list[int], start: int) -> None:
+        """The blocks behind a hit of ``start`` blocks are asked for: some were evicted not long ago."""
+        size = self.index.block_size
+        for stop in range(start + 1, (len(tokens) - 1) // size + 1):
+            number = self.ghosts.pop((self.era, key, tuple(tokens[: stop * size])), None)
+            if number is None:
+                return
+            self.counters.refaulted_blocks += 1
+            self.counters.refault_distance += self.counters.evicted_blocks - number - 1
 
     def publish(self, node: Node) -> None:
         """The node's block, which somebody holds, is indexed now: it becomes a holder of its parent."""

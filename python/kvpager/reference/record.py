@@ -6,10 +6,11 @@ its last block. Calls that change holds take the new ones before they drop the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..types import Namespace
 from .index import Node, inside_run
+from .log import Log, Why
 from .pool import Pool
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Record:
 
     __slots__ = (
         "announced",
+        "back",
         "committed_at_preempt",
         "era",
         "fetch",
@@ -38,6 +40,7 @@ class Record:
         "namespace",
         "num_cached",
         "num_committed",
+        "num_preemptions",
         "open_rows",
         "path",
         "pinned",
@@ -45,6 +48,7 @@ class Record:
         "state",
         "table",
         "tokens",
+        "why",
     )
 
     def __init__(self, sequence_id: int, tokens: list[int], namespace: Namespace, key: bytes, pinned: bool) -> None:
@@ -67,6 +71,9 @@ class Record:
         self.fetch: Fetch | None = None  # who brings a part of its prompt
         self.host_path: list[Node] = []  # what it holds of the host's index, by its last block
         self.host_own: list[int] = []  # the host blocks behind that, which are nobody else's
+        self.num_preemptions = 0
+        self.back: tuple[int, int] | None = None  # when it came back: the next id then, and the number of that return
+        self.why = Why()  # it is being swapped out
 
     @property
     def num_planned(self) -> int:
@@ -105,14 +112,26 @@ class Record:
         """The path down to the first block that was forgotten."""
         return [node for node in self.path if node.indexed]
 
-    def preempt(self, pool: Pool) -> None:
+    @property
+    def entry(self) -> tuple[int, int]:
+        """When it came in, or came back: later ones are greater."""
+        return self.back or (self.id + 1, 0)
+
+    def preempt(self, pool: Pool, log: Log, why: Why) -> None:
         """Give all blocks back; tokens and handle stay."""
         del self.tokens[self.num_known :]
-        self.let_go(pool)
+        self.leave(pool, log, why, "recompute")
         self.state = "preempted"
         self.committed_at_preempt = self.num_committed
         self.num_cached = self.num_committed = 0
         pool.counters.preemptions += 1
+
+    def leave(self, pool: Pool, log: Log, why: Why, action: Literal["recompute", "swap"]) -> None:
+        """Let go of the device, to come back later; the log tells of it."""
+        room = pool.room
+        self.let_go(pool)
+        log.add(pool.counters.clock_ticks, self.id, action, pool.room - room, self.num_committed, why)
+        self.num_preemptions += 1
 
     def let_go(self, pool: Pool) -> None:
         """Leave steps and batch, and drop every hold, the table before the path."""
@@ -146,6 +165,7 @@ class Record:
         child.num_committed = self.num_committed
         child.publishes = self.publishes
         child.era = self.era
+        child.num_preemptions = self.num_preemptions
         for number, block in enumerate(child.table):
             if not child.on_path(number):
                 pool.hold(block)
@@ -221,6 +241,7 @@ class Record:
         if end <= self.num_committed:
             return
         full_before = self.num_committed // pool.index.block_size
+        pool.counters.computed_tokens += end - self.num_committed
         self.num_committed = end
         if end // pool.index.block_size > full_before:
             self.settle(pool)

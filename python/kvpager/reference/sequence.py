@@ -13,6 +13,7 @@ from ..errors import OutOfBlocks, StaleHandle, StepError
 from ..plans import Plan
 from ..types import Namespace, Tokens
 from .inputs import as_position, as_token, as_tokens, shown
+from .log import Why
 from .record import WITH_BLOCKS, Record
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class Sequence:
     def pinned(self) -> bool:
         """Whether the sequence was admitted to hold a prefix, apart from the watermark's running ones."""
         return self._live("pinned").pinned
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it, or who it was forked from before that, gave its blocks back to come back later."""
+        return self._live("num_preemptions").num_preemptions
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -206,10 +212,11 @@ class Sequence:
             )
         record.truncate(self._pager._pool, num_tokens)
 
-    def preempt(self) -> None:
+    def preempt(self, *, reason: str = "", cost: float = 0.0) -> None:
         """Give all blocks back; committed full blocks stay cached. Tokens and handle stay."""
         self._pager._drain()
-        self._running("preempt").preempt(self._pager._pool)
+        record, why = self._running("preempt"), Why.of(reason, cost)
+        record.preempt(self._pager._pool, self._pager._log, why)
 
     def resume(self) -> Sequence:
         """Admit a preempted or swapped sequence again, all or nothing; the same handle."""
@@ -227,18 +234,20 @@ class Sequence:
         except OutOfBlocks:
             return None
 
-    def swap_out(self) -> Plan:
+    def swap_out(self, *, reason: str = "", cost: float = 0.0) -> Plan:
         """Plan to bring the committed KV to the host. The blocks are given back when the plan is complete."""
         self._pager._drain()
-        record = self._running("swap_out")
+        record, why = self._running("swap_out"), Why.of(reason, cost)
         if record.open_rows:
             raise StepError(f"swap_out refused: sequence {record.id} is in an open step: commit or cancel it first")
-        return self._pager._swap_out(record)
+        plan = self._pager._swap_out(record)
+        record.why = why
+        return plan
 
-    def try_swap_out(self) -> Plan | None:
+    def try_swap_out(self, *, reason: str = "", cost: float = 0.0) -> Plan | None:
         """``swap_out``, or None where that raises OutOfBlocks."""
         try:
-            return self.swap_out()
+            return self.swap_out(reason=reason, cost=cost)
         except OutOfBlocks:
             return None
 
@@ -268,6 +277,7 @@ class Sequence:
         if reason not in ("finished", "aborted"):
             raise ValueError(f"reason is {shown(reason)}; it must be 'finished' or 'aborted'")
         self._pager._release(self._record)
+        self._pager._counters.finished_sequences += reason == "finished"
 
     def __enter__(self) -> Self:
         self._live("__enter__")

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from ..plans import Tier
 from ..types import Namespace
 from .index import BlockTokens, Node, units
+from .log import Log
 from .pool import Counters, Pool
 
 End: TypeAlias = Literal["complete", "fail", "cancel", "abandon"]
@@ -20,6 +21,7 @@ class Tiers:
     device: Pool
     host: Pool
     counters: Counters
+    log: Log
 
     def of(self, tier: Tier) -> Pool:
         """The pool of a tier."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..plans import Plan, PlanKind, PlanState, StoreKeys, Tier
 from .index import FIRST_CONTENT_TOKEN, Node, path_to, root_of, tokens_of, units, whole_runs
+from .log import Why
 from .pool import Pool
 from .record import Record
 from .store import Load, Save
@@ -85,7 +86,7 @@ class Fetch:
         for record, stop in list(self.parts.items()):
             record.fetch = None
             if how == "abandon":
-                record.preempt(tiers.device)
+                record.preempt(tiers.device, tiers.log, Why("its fetch was abandoned"))
             else:
                 _arrive(tiers, record, self.start, min(self.start + arrived, stop))
         self.parts.clear()
@@ -107,7 +108,8 @@ class SwapOut:
         tiers.counters.swap_outs += how == "complete"
         if how == "complete" and record.state != "released":
             nothing = self._keep(tiers.host)
-            record.let_go(tiers.device)
+            tiers.counters.swapped_tokens += record.num_committed
+            record.leave(tiers.device, tiers.log, record.why, "swap")
             record.state = "swapped"
         elif record.state == "released":
             record.let_go(tiers.device)

@@ -19,6 +19,7 @@ from .engine import Engine, EngineConfig, SimulationError
 from .load import BlockIds, Load, SystemPrompts, Texts, TokenTexts, load_from_trace
 from .policies import (
     Admission,
+    Advised,
     Answer,
     ConcurrencyLimit,
     FirstCome,
@@ -41,6 +42,7 @@ __all__ = [
     "REQUESTS",
     "SCENARIOS",
     "Admission",
+    "Advised",
     "Answer",
     "BlockIds",
     "ConcurrencyLimit",

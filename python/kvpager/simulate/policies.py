@@ -22,6 +22,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from ..errors import ConfigError
+from ..types import RecoveryCost
 
 if TYPE_CHECKING:
     from .. import Plan, Sequence
@@ -193,6 +194,34 @@ class Newest:
             return Stall()
         newest = engine.running[-1]
         return Swap(newest) if self.how == "swap" else Recompute(newest)
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """Whoever `Pager.choose_victims` names first, in the way that it names; by age, cost, or what is lost."""
+
+    policy: Literal["newest", "cheapest", "least_progress"] = "newest"
+    cost: RecoveryCost | None = None
+    spare_after: int = 2
+
+    @property
+    def name(self) -> str:
+        return self.policy
+
+    def choose(self, engine: Engine, left_out: int) -> Answer:
+        running = {request.sequence.id: request for request in engine.running if request.sequence is not None}
+        candidates = [request.sequence for request in running.values() if request.sequence is not None]
+        # One at a time: the step may fit without the next one, whose own need has gone with the last.
+        first, *_ = engine.pager.choose_victims(
+            engine.available_blocks + 1,
+            self.policy,
+            candidates=candidates,
+            cost=self.cost,
+            spare_after=self.spare_after,
+            keep=0,
+        )
+        victim = running[first.sequence_id]
+        return Swap(victim) if first.action == "swap" else Recompute(victim)
 
 
 def parse_admission(text: str) -> Admission:

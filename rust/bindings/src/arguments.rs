@@ -2,9 +2,10 @@
 
 use kvpager_core::PolicyKind;
 use kvpager_core::config::{POLICIES, WATERMARK_LIMITS};
+use kvpager_core::preemptions::{REASON_MAX, Why};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyInt, PyString};
+use pyo3::types::{PyBool, PyBytes, PyInt, PySequence, PyString, PyTuple};
 
 use crate::errors::{config_error, shown};
 
@@ -66,23 +67,36 @@ impl<'py> Given<'py> {
         }
     }
 
-    /// The watermark. A bool is no share of anything, and what Python would read from text is none either.
+    /// The watermark.
     pub fn watermark(&self) -> PyResult<f64> {
         let Some(value) = self.get() else { return Ok(0.0) };
-        if is_bool(value)? {
-            return Err(wrong_type(value, "watermark", "a number"));
+        match number(value, "watermark")? {
+            Some(share) => Ok(share),
+            None => Err(outside(value, "watermark", WATERMARK_LIMITS)?),
         }
-        value.extract().or_else(|error: PyErr| {
-            // An int that no float holds.
-            if error.is_instance_of::<PyOverflowError>(value.py()) {
-                return Err(outside(value, "watermark", WATERMARK_LIMITS)?);
+    }
+
+    /// Why a sequence is preempted: its `reason` is this argument, the cost the other one.
+    pub fn why(&self, cost: &Self) -> PyResult<Why> {
+        let reason = match self.get() {
+            None => String::new(),
+            Some(value) => {
+                let Ok(reason) = value.cast::<PyString>() else { return Err(wrong_type(value, "reason", "a str")) };
+                reason.to_str()?.to_owned()
             }
-            Err(if error.is_instance_of::<PyTypeError>(value.py()) {
-                wrong_type(value, "watermark", "a number")
-            } else {
-                error
-            })
-        })
+        };
+        let length = reason.chars().count();
+        if length > REASON_MAX {
+            let message = format!("reason has {length} characters; it must have {REASON_MAX} at most");
+            return Err(PyValueError::new_err(message));
+        }
+        let Some(value) = cost.get() else { return Ok(Why { reason: reason.into(), cost: 0.0 }) };
+        let cost = number(value, "cost")?.filter(|cost| (0.0..f64::INFINITY).contains(cost));
+        let Some(cost) = cost else {
+            let message = format!("cost is {}; it must be a finite number, 0 or more", shown(value)?);
+            return Err(PyValueError::new_err(message));
+        };
+        Ok(Why { reason: reason.into(), cost })
     }
 
     /// The policy.
@@ -126,6 +140,36 @@ pub fn amount(value: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
         return Err(PyValueError::new_err(format!("{name} is {}; it must be 0 or more", shown(value)?)));
     }
     Ok(index.extract().unwrap_or(usize::MAX))
+}
+
+/// A number; none if it is an int that no float holds. A bool is none, nor is what Python would read from text.
+pub fn number(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<f64>> {
+    if is_bool(value)? {
+        return Err(wrong_type(value, name, "a number"));
+    }
+    match value.extract() {
+        Ok(number) => Ok(Some(number)),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => Ok(None),
+        Err(error) if error.is_instance_of::<PyTypeError>(value.py()) => Err(wrong_type(value, name, "a number")),
+        Err(error) => Err(error),
+    }
+}
+
+/// An integer within limits, for which the error is a `ValueError`.
+pub fn within(value: &Bound<'_, PyAny>, name: &str, least: i64, most: i64) -> PyResult<i64> {
+    match integer(value, name)? {
+        Some(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(PyValueError::new_err(format!("{name} is {}; it must be {least} to {most}", shown(value)?))),
+    }
+}
+
+/// The items of a list, tuple or other sequence that is no text.
+pub fn items<'py>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+    let is_text = value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>();
+    match value.cast::<PySequence>() {
+        Ok(items) if !is_text => items.to_tuple(),
+        _ => Err(wrong_type(value, name, "a list or tuple")),
+    }
 }
 
 /// A `TypeError` that names the argument.

@@ -19,6 +19,7 @@ mod shared;
 mod step;
 mod store;
 mod tokens;
+mod victims;
 
 use pyo3::prelude::*;
 

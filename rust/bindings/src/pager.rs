@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
-use kvpager_core::config::{BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS};
+use kvpager_core::config::{
+    BLOCK_SIZE_LIMITS, Config, NUM_BLOCKS_LIMITS, NUM_GHOST_BLOCKS_LIMITS, NUM_HOST_BLOCKS_LIMITS,
+};
 use kvpager_core::digest::meta_bytes;
 use kvpager_core::ids::{BlockId, PlanId};
 use kvpager_core::memory::with_capacity;
@@ -22,6 +24,7 @@ use crate::plans::{self, Made, Reported, Told, ToldKeys};
 use crate::sequence::PySequence;
 use crate::shared::{Shared, none_if_full};
 use crate::tokens::Tokens;
+use crate::victims;
 
 /// A pool of KV blocks with an exact prefix cache.
 ///
@@ -46,6 +49,9 @@ use crate::tokens::Tokens;
 /// num_host_blocks : int
 ///     Blocks of a second tier, in the host's memory, 0..2**31-1, with ids of their own: where `offload` and `swap_out`
 ///     copy to. 0: there is none.
+/// num_ghost_blocks : int
+///     Evicted blocks that are remembered, 0..2**31-1, to count those that are asked for again (`Stats.refaulted_blocks`).
+///     As many as the pool has blocks tell what a pool of twice the size would have kept. 0: none, and no cost.
 ///
 /// Raises
 /// ------
@@ -109,12 +115,13 @@ impl PyPager {
         signature = (
             num_blocks, block_size=Given::NOTHING, *, policy=Given::NOTHING, watermark=Given::NOTHING,
             identity=Given::NOTHING, seed=None, null_block=Given::NOTHING, prefix_cache=Given::NOTHING,
-            num_host_blocks=Given::NOTHING
+            num_host_blocks=Given::NOTHING, num_ghost_blocks=Given::NOTHING
         ),
         text_signature = "(num_blocks, block_size=16, *, policy='lru', watermark=0.0, identity=b'', seed=None, \
-            null_block=False, prefix_cache=True, num_host_blocks=0)"
+            null_block=False, prefix_cache=True, num_host_blocks=0, num_ghost_blocks=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "settings, by name")]
+    #[expect(clippy::similar_names, reason = "ghost and host are what the settings are called")]
     fn new(
         py: Python<'_>,
         num_blocks: Given<'_>,
@@ -126,6 +133,7 @@ impl PyPager {
         null_block: Given<'_>,
         prefix_cache: Given<'_>,
         num_host_blocks: Given<'_>,
+        num_ghost_blocks: Given<'_>,
     ) -> PyResult<Self> {
         let to_python = |error| errors::to_python(py, error);
         let config = Config {
@@ -141,6 +149,7 @@ impl PyPager {
             null_block: null_block.flag("null_block", false)?,
             prefix_cache: prefix_cache.flag("prefix_cache", true)?,
             num_host_blocks: num_host_blocks.setting("num_host_blocks", 0, NUM_HOST_BLOCKS_LIMITS)?,
+            num_ghost_blocks: num_ghost_blocks.setting("num_ghost_blocks", 0, NUM_GHOST_BLOCKS_LIMITS)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
         Ok(Self { shared: Arc::new(Shared::new(pager)), config, attached: Mutex::default() })
@@ -149,8 +158,9 @@ impl PyPager {
     // Without the seed, which is secret: reprs end up in logs.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let truth = |value| if value { "True" } else { "False" };
-        let Config { num_blocks, block_size, watermark, num_host_blocks, .. } = self.config;
-        let host = if num_host_blocks > 0 { format!(", num_host_blocks={num_host_blocks}") } else { String::new() };
+        let Config { num_blocks, block_size, watermark, num_host_blocks, num_ghost_blocks, .. } = self.config;
+        let unless_0 = |name, count| if count > 0 { format!(", {name}={count}") } else { String::new() };
+        let host = unless_0("num_host_blocks", num_host_blocks) + &unless_0("num_ghost_blocks", num_ghost_blocks);
         Ok(format!(
             "kvpager.Pager(num_blocks={num_blocks}, block_size={block_size}, policy='{}', watermark={watermark:?}, identity={}, null_block={}, prefix_cache={}{host})",
             self.config.policy.name(),
@@ -213,6 +223,12 @@ impl PyPager {
     #[getter]
     fn num_host_blocks(&self) -> usize {
         self.config.num_host_blocks
+    }
+
+    /// Evicted blocks that are remembered.
+    #[getter]
+    fn num_ghost_blocks(&self) -> usize {
+        self.config.num_ghost_blocks
     }
 
     /// Blocks without content.
@@ -709,6 +725,93 @@ impl PyPager {
         Ok(dropped)
     }
 
+    /// Who should give way so that a call which does not fit does, and how: by recompute, by swap, or by rows that sit out.
+    /// Changes nothing; whoever asks does what it says, or something else.
+    ///
+    /// Parameters
+    /// ----------
+    /// needed_blocks : int
+    ///     Blocks that the call needs in all: `OutOfBlocks.needed`, `Batch.blocks_needed`.
+    /// policy : {"newest", "cheapest", "least_progress", "priority"}
+    ///     Who goes first: who came in or came back last; who is cheapest to bring back for each block that it frees; who
+    ///     has the fewest tokens to lose; who has the lowest priority.
+    /// candidates : list of Sequence or None
+    ///     Who may go, all running; None: all that run and are not pinned.
+    /// priorities : list of int
+    ///     One for each candidate, for "priority" only: the lowest goes first.
+    /// cost : RecoveryCost or None
+    ///     What bringing a sequence back costs (`CostModel.recovery_cost`); None: by the tokens to compute again.
+    /// spare_after : int
+    ///     Whoever was preempted so often is spared as long as there are candidates that were not ("priority": counts one
+    ///     priority higher). No candidate that stays has been preempted less often by more than this.
+    /// keep : int
+    ///     So many candidates stay in any case. 1: a step has a row left to compute.
+    /// left_out : list of int
+    ///     The candidates that could sit out instead, by their places: `OutOfBlocks.rows`, where candidates are the rows.
+    /// finishing : list of int or None
+    ///     Steps until each candidate is expected to end, None where nobody knows.
+    ///
+    /// Returns
+    /// -------
+    /// list of Victim
+    ///     Empty if the call fits. When the first k have been preempted, or swapped out to the end, free + evictable has grown
+    ///     by the sum of their `blocks`: shared blocks count for whoever lets go of them last. Or, if sitting out costs no more,
+    ///     a Victim with action "stall" for each of `left_out`; never all candidates.
+    ///
+    /// Raises
+    /// ------
+    /// NeverFits
+    ///     The pool is too small for the call.
+    /// OutOfBlocks
+    ///     All that may go do not free enough: `keep` stands in the way, or blocks that others hold.
+    /// StaleHandle
+    ///     A candidate does not run.
+    /// ValueError, TypeError
+    ///     For arguments that do not fit each other.
+    ///
+    /// Cost: sorting the candidates, and walking the nodes and unpublished blocks of those that are taken; for "cheapest" and
+    /// "least_progress" of all candidates. Nothing else is looked at.
+    #[pyo3(
+        signature = (
+            needed_blocks, policy=Given::NOTHING, *, candidates=None, priorities=None, cost=None,
+            spare_after=Given::NOTHING, keep=Given::NOTHING, left_out=Given::NOTHING, finishing=None
+        ),
+        text_signature = "($self, needed_blocks, policy='newest', *, candidates=None, priorities=None, cost=None, \
+            spare_after=2, keep=1, left_out=(), finishing=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "options, by name")]
+    fn choose_victims<'py>(
+        &self,
+        py: Python<'py>,
+        needed_blocks: Given<'py>,
+        policy: Given<'py>,
+        candidates: Option<Bound<'py, PyAny>>,
+        priorities: Option<Bound<'py, PyAny>>,
+        cost: Option<Bound<'py, PyAny>>,
+        spare_after: Given<'py>,
+        keep: Given<'py>,
+        left_out: Given<'py>,
+        finishing: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let given = victims::Given {
+            needed: &needed_blocks,
+            policy: &policy,
+            candidates: candidates.as_ref(),
+            priorities: priorities.as_ref(),
+            cost: cost.as_ref(),
+            spare_after: &spare_after,
+            keep: &keep,
+            left_out: &left_out,
+            finishing: finishing.as_ref(),
+        };
+        given.choose(py, &self.shared)
+    }
+
+    /// The last 256 preemptions, oldest first: a list of Preemption. Who, how, what came free, and what the caller said of it.
+    fn preemptions<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        victims::preemptions(py, &self.shared)
+    }
+
     /// Blocks and sequences by state, and counters since construction: a Stats. Changes nothing.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -749,11 +852,33 @@ impl PyPager {
             ("saved_blocks", counters.saved_blocks),
             ("loaded_blocks", counters.loaded_blocks),
             ("late_reports", counters.late_reports),
+            ("computed_tokens", counters.computed_tokens),
+            ("finished_sequences", counters.finished_sequences),
+            ("swapped_tokens", counters.swapped_tokens),
+            ("refaulted_blocks", counters.refaulted_blocks),
+            ("refault_distance", counters.refault_distance),
         ];
         for (name, value) in counters.named().into_iter().chain(rest) {
             fields.set_item(name, value)?;
         }
         CLASS.import(py, "kvpager.types", "Stats")?.call((), Some(&fields))
+    }
+
+    /// `stats` in the text form of Prometheus, with what a Reading of `kvpager.Pressure` says, if one is given: str. `labels`
+    /// go with every sample. See `kvpager.metrics`, which has the content type and the names. Changes nothing.
+    #[pyo3(
+        signature = (reading=None, *, labels=None),
+        text_signature = "($self, reading=None, *, labels=None)"
+    )]
+    fn metrics<'py>(
+        &self,
+        py: Python<'py>,
+        reading: Option<Bound<'py, PyAny>>,
+        labels: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = PyDict::new(py);
+        options.set_item("labels", labels)?;
+        py.import("kvpager.metrics")?.call_method("exposition", (self.stats(py)?, reading), Some(&options))
     }
 
     /// Recount everything; a list of violated promises, each with its id (I1..I14), empty if all is well. For tests:

@@ -95,6 +95,11 @@ impl PySequence {
         })
     }
 
+    /// The handle, and whether it is of this pager.
+    pub fn handle_of(&self, shared: &Arc<Shared>) -> (Handle, bool) {
+        (self.handle, Arc::ptr_eq(&self.shared, shared))
+    }
+
     /// The handle, for a call of the same pager.
     pub fn handle_in(&self, py: Python<'_>, shared: &Arc<Shared>, call: &'static str) -> PyResult<Handle> {
         if Arc::ptr_eq(&self.shared, shared) {
@@ -166,6 +171,12 @@ impl PySequence {
                 },
             ))
         })
+    }
+
+    /// How often it gave its blocks back to come back later, preempted or swapped; a fork starts with its parent's number.
+    #[getter]
+    fn num_preemptions(&self, py: Python<'_>) -> PyResult<u32> {
+        self.shared.read(py, |pager| Ok(pager.sequence(self.handle, "num_preemptions")?.num_preemptions))
     }
 
     /// The namespace given at admission.
@@ -314,8 +325,14 @@ impl PySequence {
     /// Give all blocks back; committed full blocks stay cached. The handle and the tokens stay: `resume` admits them
     /// again. Slots that this sequence was given and has not committed are void from now on, those of the present
     /// step included: their blocks may belong to another sequence at the next call, so no kernel may write to them.
-    fn preempt(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.change(py, |pager| pager.preempt(self.handle))
+    /// `reason` (200 characters at most) and `cost` (0 or more) are for `Pager.preemptions`: those of a Victim, say.
+    #[pyo3(
+        signature = (*, reason=Given::NOTHING, cost=Given::NOTHING),
+        text_signature = "($self, *, reason='', cost=0.0)"
+    )]
+    fn preempt(&self, py: Python<'_>, reason: Given<'_>, cost: Given<'_>) -> PyResult<()> {
+        let why = self.checked(py, "preempt", reason.why(&cost))?;
+        self.shared.change(py, |pager| pager.preempt(self.handle, why))
     }
 
     /// Admit a preempted or swapped sequence again, all or nothing; returns the sequence. What was committed and is not cached
@@ -334,6 +351,7 @@ impl PySequence {
 
     /// Plan to move the sequence to the host, where its KV needs no device block and is not lost: instead of `preempt`,
     /// where copying it back is cheaper than computing it again. Full blocks that the host has already are not copied.
+    /// `reason` and `cost` are noted when the plan is complete: see `preempt`.
     ///
     /// Returns
     /// -------
@@ -355,9 +373,14 @@ impl PySequence {
     ///
     /// Cost: the length of the sequence. If memory runs out (or Ctrl-C comes) when the plan is made already, it is among
     /// `Pager.plans()`.
-    fn swap_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    #[pyo3(
+        signature = (*, reason=Given::NOTHING, cost=Given::NOTHING),
+        text_signature = "($self, *, reason='', cost=0.0)"
+    )]
+    fn swap_out<'py>(&self, py: Python<'py>, reason: Given<'py>, cost: Given<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let why = self.checked(py, "swap_out", reason.why(&cost))?;
         let made = self.shared.change(py, |pager| {
-            let id = pager.swap_out(self.handle)?;
+            let id = pager.swap_out(self.handle, why)?;
             Ok(Made::of(pager, id))
         })?;
         made.build(py)
@@ -365,9 +388,19 @@ impl PySequence {
 
     /// As `swap_out`, but None where that raises OutOfBlocks (not NeverFits: waiting cannot help). Compare with `is None`:
     /// an empty plan is false.
-    fn try_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    #[pyo3(
+        signature = (*, reason=Given::NOTHING, cost=Given::NOTHING),
+        text_signature = "($self, *, reason='', cost=0.0)"
+    )]
+    fn try_swap_out<'py>(
+        &self,
+        py: Python<'py>,
+        reason: Given<'py>,
+        cost: Given<'py>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let why = self.checked(py, "swap_out", reason.why(&cost))?;
         let made = self.shared.change(py, |pager| {
-            let id = none_if_full(pager.swap_out(self.handle))?;
+            let id = none_if_full(pager.swap_out(self.handle, why))?;
             Ok(id.map(|id| Made::of(pager, id)))
         })?;
         made.map(|made| made.build(py)).transpose()

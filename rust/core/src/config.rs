@@ -40,6 +40,8 @@ pub const POLICIES: &str = "\"lru\" or \"slru\"";
 pub const NUM_BLOCKS_LIMITS: &str = "1 to 2147483647";
 /// The limits of `num_host_blocks`, in words.
 pub const NUM_HOST_BLOCKS_LIMITS: &str = "0 to 2147483647";
+/// The limits of `num_ghost_blocks`, in words.
+pub const NUM_GHOST_BLOCKS_LIMITS: &str = "0 to 2147483647";
 /// The limits of `block_size`, in words.
 pub const BLOCK_SIZE_LIMITS: &str = "1 to 1024";
 /// The limits of `watermark`, in words.
@@ -72,6 +74,8 @@ pub struct Config {
     pub prefix_cache: bool,
     /// Blocks of the host tier, below 2^31; 0 for none.
     pub num_host_blocks: usize,
+    /// Evicted blocks that are remembered, below 2^31; 0 for none.
+    pub num_ghost_blocks: usize,
 }
 
 impl Config {
@@ -99,6 +103,12 @@ impl Config {
         }
         if self.num_host_blocks >= 1 << 31 {
             return fail(format!("num_host_blocks is {}; it must be {NUM_HOST_BLOCKS_LIMITS}", self.num_host_blocks));
+        }
+        if self.num_ghost_blocks >= 1 << 31 {
+            return fail(format!(
+                "num_ghost_blocks is {}; it must be {NUM_GHOST_BLOCKS_LIMITS}",
+                self.num_ghost_blocks
+            ));
         }
         if !(0.0..=1.0).contains(&self.watermark) {
             return fail(format!("watermark is {}; it must be {WATERMARK_LIMITS}", self.watermark));
@@ -147,6 +157,7 @@ mod tests {
             null_block: false,
             prefix_cache: true,
             num_host_blocks: 0,
+            num_ghost_blocks: 0,
         }
     }
 

@@ -17,6 +17,7 @@ use crate::hash::Key;
 use crate::ids::{BlockId, NodeId, Token};
 use crate::index::{Found, Index};
 use crate::memory::with_capacity;
+use crate::preemptions::Why;
 use crate::run::{Run, run_blocks_max};
 use crate::stored::Stored;
 use crate::transit::Transit;
@@ -32,6 +33,8 @@ pub struct Away {
     pub own: Vec<BlockId>,
     /// While it comes back: the node at the end of its path on the device, which it holds, and the blocks of that path.
     pub back: Option<(NodeId, usize)>,
+    /// Why it went.
+    pub why: Why,
 }
 
 /// A second tier.

@@ -119,6 +119,7 @@ impl Replay {
         trace.validate()?;
         let config = Config {
             num_host_blocks: 0,
+            num_ghost_blocks: 0,
             num_blocks,
             block_size: 1,
             policy,

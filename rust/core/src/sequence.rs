@@ -86,6 +86,10 @@ pub struct Sequence {
     pub num_committed: usize,
     /// `num_committed` when it was preempted.
     pub lost_tokens: usize,
+    /// How often it gave its blocks back to come back later, and who it was forked from before that.
+    pub num_preemptions: u32,
+    /// When it came back: the number of the next new sequence then, and of this return; (0, 0): never.
+    pub back: (u64, u64),
     /// The plan that it waits for.
     pub plan: Option<PlanId>,
     /// What it has on the host.
@@ -95,4 +99,10 @@ pub struct Sequence {
 impl Sequence {
     /// No table entry is a duplicate of the path's.
     pub const NO_DUPLICATE: usize = usize::MAX;
+
+    /// When it came in, or came back: later ones are greater.
+    #[must_use]
+    pub const fn entry(&self) -> (u64, u64) {
+        if self.back.1 > 0 { self.back } else { (self.serial + 1, 0) }
+    }
 }

@@ -43,6 +43,16 @@ pub struct Counters {
     pub loaded_blocks: u64,
     /// Reports of plans that had ended.
     pub late_reports: u64,
+    /// Tokens that commits said to be written.
+    pub computed_tokens: u64,
+    /// Releases as finished.
+    pub finished_sequences: u64,
+    /// Committed tokens of sequences that were swapped out.
+    pub swapped_tokens: u64,
+    /// Evicted blocks that were asked for again while they were remembered.
+    pub refaulted_blocks: u64,
+    /// Sum over them: blocks evicted since.
+    pub refault_distance: u64,
 }
 
 impl Counters {

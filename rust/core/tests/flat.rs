@@ -11,8 +11,9 @@ use kvpager_core::check::check;
 use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::fences::Fences;
-use kvpager_core::ids::Token;
-use kvpager_core::pager::{Admitted, End, Wish};
+use kvpager_core::ids::{Handle, Token};
+use kvpager_core::pager::{Admitted, Asked, End, RecoveryCost, VictimPolicy, Wish};
+use kvpager_core::preemptions::Why;
 use kvpager_core::{Config, Pager, PolicyKind};
 use support::allocator::{Allocator, measure};
 use support::{A, B, cache, config, fetch_joined, hit_tokens, pager, start};
@@ -100,7 +101,7 @@ fn l8_a_deep_tree_is_held_demoted_and_let_go_of_without_recursion() {
         let child = pager.fork(handle, 1).unwrap()[0];
         pager.forget(&tokens[..DEEP / 2], A).unwrap();
         pager.release(handle, Departure::Finished);
-        pager.preempt(child).unwrap();
+        pager.preempt(child, Why::default()).unwrap();
         pager.resume(child).unwrap();
         pager.release(child, Departure::Finished);
         assert_eq!(pager.stats().active_blocks, 0);
@@ -120,6 +121,56 @@ fn l8_one_eviction_costs_the_same_among_50_000_leaves_as_among_ten() {
         };
         let (few, many) = (evict_one(10), evict_one(WIDE));
         assert!(many < few * 20 + Duration::from_micros(50), "{few:?} among 10 leaves, {many:?} among {WIDE}");
+    });
+}
+
+/// A question of one candidate of two; the other stays.
+fn asked(needed: usize, candidates: [Handle; 2]) -> Asked {
+    Asked {
+        needed,
+        policy: VictimPolicy::Cheapest,
+        candidates: Some(candidates.to_vec()),
+        priorities: Vec::new(),
+        cost: RecoveryCost::default(),
+        spare_after: 2,
+        keep: 1,
+        left_out: Vec::new(),
+        finishing: Vec::new(),
+    }
+}
+
+#[test]
+fn i13_victims_cost_what_the_candidates_are_and_not_what_else_there_is() {
+    let choose = |leaves: usize| {
+        let mut pager = pager(leaves + 20, 1);
+        let candidates = [0, 1].map(|nth| pager.admit(&[nth; 4], B, false).unwrap());
+        for leaf in 0..leaves as Token {
+            cache(&mut pager, &[7, leaf]);
+        }
+        // The rest is held as well, by somebody who is no candidate.
+        pager.admit(&vec![3; pager.num_free_blocks() + pager.num_evictable_blocks()], A, false).unwrap();
+        let asked = asked(3, candidates);
+        let (victims, measured) = measure(|| pager.choose_victims(&asked).unwrap());
+        assert_eq!((victims.len(), victims[0].blocks), (1, 4));
+        (fastest(8, || drop(pager.choose_victims(&asked))), (measured.calls, measured.largest_bytes))
+    };
+    let ((few, few_asked), (many, many_asked)) = (choose(10), choose(WIDE));
+    assert_eq!(few_asked, many_asked);
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} among 10 leaves, {many:?} among {WIDE}");
+}
+
+#[test]
+fn l8_what_a_deep_path_would_free_is_found_without_recursion() {
+    on_a_small_stack(|| {
+        let (mut pager, tokens) = deep_tree(DEEP, PolicyKind::Lru);
+        let deep = pager.admit(&tokens, A, false).unwrap();
+        let other = pager.admit(&[1], B, false).unwrap();
+        pager.commit(other, None).unwrap();
+        let room = pager.num_free_blocks() + pager.num_evictable_blocks();
+        let victims = pager.choose_victims(&asked(room + 2, [deep, other])).unwrap();
+        assert_eq!((victims[0].handle, victims[0].blocks), (deep, tokens.len()));
+        pager.preempt(deep, Why::default()).unwrap();
+        assert_eq!(pager.num_free_blocks() + pager.num_evictable_blocks(), room + tokens.len());
     });
 }
 
@@ -193,7 +244,7 @@ fn i13_any_number_of_preempted_sequences_may_have_namespaces_of_their_own() {
         let mut pager = pager(4, 1);
         let mut preempt = |nth: u32| {
             let handle = pager.admit(&[7, 7], &nth.to_le_bytes(), false).unwrap();
-            pager.preempt(handle).unwrap();
+            pager.preempt(handle, Why::default()).unwrap();
         };
         (0..count).for_each(&mut preempt);
         let mut next = count;
@@ -244,7 +295,7 @@ fn i13_the_checker_takes_its_time_for_each_plan_once() {
         let mut pager = Pager::new(Config { num_host_blocks: count, ..config(count, 1) }).unwrap();
         for nth in 0..count {
             let handle = start(&mut pager, &[nth as Token]);
-            pager.swap_out(handle).unwrap();
+            pager.swap_out(handle, Why::default()).unwrap();
         }
         fastest(3, || assert_eq!(check(&pager).unwrap(), [] as [String; 0]))
     };

@@ -14,6 +14,7 @@ use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{CONTENT_START, Handle, Token};
 use kvpager_core::pager::{Admitted, End, Wish};
+use kvpager_core::preemptions::Why;
 use kvpager_core::sequence::State;
 use kvpager_core::transfers::{Plan, PlanId, PlanState, Tier};
 use kvpager_core::{Config, Error, Pager, PolicyKind};
@@ -348,7 +349,7 @@ impl Story {
             }
             15 if self.rng.once_in(2) => {
                 if let Some(nth) = self.pick(State::Running) {
-                    self.pager.preempt(self.actors[nth].handle).unwrap();
+                    self.pager.preempt(self.actors[nth].handle, Why::default()).unwrap();
                 }
             }
             15 => {
@@ -376,7 +377,7 @@ impl Story {
             19 => {
                 if self.rng.once_in(2)
                     && let Some(nth) = self.pick(State::Running)
-                    && let Ok(plan) = self.pager.swap_out(self.actors[nth].handle)
+                    && let Ok(plan) = self.pager.swap_out(self.actors[nth].handle, Why::default())
                 {
                     self.made("swap_out", plan);
                 }

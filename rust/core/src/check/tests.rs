@@ -6,6 +6,7 @@ use crate::dump::dump;
 use crate::evict::{Context, Departure};
 use crate::ids::{BlockId, Handle, NodeId, TOKEN_END, Token};
 use crate::pager::{Admitted, End, ExtraHold, Pager, Wish};
+use crate::preemptions::Why;
 use crate::run::Run;
 use crate::sequence::Sequence;
 use crate::transfers::PlanId;
@@ -41,6 +42,7 @@ fn config() -> Config {
         null_block: false,
         prefix_cache: true,
         num_host_blocks: 0,
+        num_ghost_blocks: 0,
     }
 }
 
@@ -62,7 +64,7 @@ impl Scene {
         let child = pager.fork(parent, 1).unwrap()[0];
         pager.append(child, 4).unwrap();
         let preempted = start(&mut pager, &[5, 5, 5], A);
-        pager.preempt(preempted).unwrap();
+        pager.preempt(preempted, Why::default()).unwrap();
         let other = start(&mut pager, &[1, 1, 1], B);
         Self { pager, running, duplicate, cut, preempted, other }
     }

@@ -218,6 +218,12 @@ impl<'a> Drawing<'a> {
             pager.num_planned(sequence),
             sequence.len
         )?;
+        if sequence.num_preemptions > 0 {
+            write!(self.text, "; preempted {}", sequence.num_preemptions)?;
+        }
+        if sequence.back.1 > 0 {
+            write!(self.text, "; back {}.{}", sequence.back.0, sequence.back.1)?;
+        }
         if sequence.state.is_on_device() {
             let end = device_path(sequence);
             let blocks = pager.index.depth(end);

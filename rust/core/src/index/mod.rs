@@ -15,6 +15,7 @@
 mod find;
 mod node;
 mod split;
+pub mod trace;
 
 pub use find::Found;
 pub use node::{Node, Root};
@@ -23,7 +24,7 @@ use std::ops::{Index as At, IndexMut as AtMut};
 
 use crate::error::{Error, Result};
 use crate::hash::{Buckets, Key};
-use crate::ids::{BlockId, NodeId};
+use crate::ids::{BlockId, NodeId, Token};
 use crate::memory::with_capacity;
 use crate::run::Run;
 
@@ -48,6 +49,8 @@ pub struct Index {
     epoch: u32,
     key: Key,
     block_size: usize,
+    /// Of each node's last block, where ghosts are wanted.
+    traces: Option<Vec<u64>>,
 }
 
 impl At<NodeId> for Index {
@@ -82,6 +85,7 @@ impl Index {
             epoch: 1,
             key,
             block_size,
+            traces: None,
         })
     }
 
@@ -190,7 +194,15 @@ impl Index {
             self.root_mut(parent).children += 1;
         }
         self.link_bucket(id);
+        self.start_trace(id);
         id
+    }
+
+    /// Adds a block at the end of a node that has room for it.
+    pub fn push_block(&mut self, id: NodeId, tokens: &[Token], block: BlockId) {
+        let block_size = self.block_size;
+        self[id].run.push(tokens, block, block_size);
+        self.grow_trace(id, tokens);
     }
 
     /// Removes a node: a live one without children, or a dead one. A root goes with its last node.

@@ -60,6 +60,7 @@ impl Index {
         if is_findable {
             self.link_bucket(id);
         }
+        self.split_trace(id, upper);
         Ok(upper)
     }
 }

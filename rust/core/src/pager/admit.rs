@@ -6,7 +6,7 @@ use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{BlockId, CONTENT_START, Handle, NodeId, TOKEN_END, Token};
-use crate::index::Found;
+use crate::index::{Found, trace};
 use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
 use crate::tail::{Tail, union_of_bits};
@@ -94,6 +94,8 @@ impl Pager {
             num_cached: 0,
             num_committed: 0,
             lost_tokens: 0,
+            num_preemptions: 0,
+            back: (0, 0),
             plan: None,
             away: None,
         });
@@ -143,6 +145,7 @@ impl Pager {
                 pager.num_preempted -= 1;
             }
             sequence.state = State::Running;
+            pager.note_return(sequence);
             pager.announce(sequence);
             pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
             Ok(())
@@ -262,6 +265,7 @@ impl Pager {
         self.hold(end, 1);
         table.resize(hit_blocks, 0);
         self.walk_path(end, &mut table, is_admit);
+        self.count_refaults(end, &tokens[hit_tokens..]);
         match &admission.supply {
             Supply::Usual => {}
             Supply::Transfer(count) => self.take_unfenced(*count, &mut table),
@@ -282,6 +286,20 @@ impl Pager {
             self.evict.policy().on_admit(Self::context(sequence, Departure::Moved), hit_blocks);
         }
         Ok(())
+    }
+
+    /// How much of what follows a hit was evicted not long ago. The last token is always computed.
+    fn count_refaults(&mut self, end: NodeId, tokens: &[Token]) {
+        if self.config.num_ghost_blocks == 0 {
+            return;
+        }
+        let mut trace = self.index.trace(end);
+        for block in tokens[..tokens.len() - 1].chunks_exact(self.config.block_size) {
+            trace = trace::after(trace, block);
+            let Some(number) = self.ghosts.take(trace) else { break };
+            self.counters.refaulted_blocks += 1;
+            self.counters.refault_distance += self.counters.evicted_blocks - number - 1;
+        }
     }
 
     /// The node that ends exactly where a found path ends: splits one if need be.

@@ -16,6 +16,7 @@ use crate::host::Host;
 use crate::ids::{BlockId, Handle, NodeId, Token};
 use crate::index::Found;
 use crate::memory::{self, with_capacity};
+use crate::preemptions::Why;
 use crate::sequence::{Sequence, State};
 use crate::transfers::{Member, Members, Plan, PlanId, Work};
 
@@ -286,7 +287,8 @@ impl Pager {
             let Some(mut sequence) = self.sequences.take(member.sequence) else { continue };
             let Some(tokens) = tokens.next() else { unreachable!("I10: the tokens of each were kept") };
             sequence.plan = None;
-            self.preempt_with(&mut sequence, member.sequence, tokens);
+            let why = Why { reason: "its fetch was abandoned".into(), cost: 0.0 };
+            self.preempt_with(&mut sequence, member.sequence, tokens, why);
             self.sequences.put_back(member.sequence, sequence);
         }
     }

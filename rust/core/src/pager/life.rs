@@ -8,6 +8,7 @@ use crate::evict::Departure;
 use crate::ids::{BlockId, CONTENT_START, Handle, NodeId};
 use crate::index::Found;
 use crate::memory::with_capacity;
+use crate::preemptions::{Action, Preemption, Why};
 use crate::sequence::{Sequence, State};
 use crate::tail::Tail;
 
@@ -136,6 +137,7 @@ impl Pager {
             len,
             pinned: false,
             lost_tokens: 0,
+            back: (0, 0),
             seat: Seat::None,
             announced: None,
             plan: None,
@@ -246,10 +248,10 @@ impl Pager {
     ///
     /// # Errors
     /// `Stale`; `Memory`.
-    pub fn preempt(&mut self, handle: Handle) -> Result<()> {
+    pub fn preempt(&mut self, handle: Handle, why: Why) -> Result<()> {
         self.with_running(handle, "preempt", |pager, sequence| {
             let tokens = pager.known_tokens(sequence)?;
-            pager.preempt_with(sequence, handle, tokens);
+            pager.preempt_with(sequence, handle, tokens, why);
             Ok(())
         })
     }
@@ -263,8 +265,8 @@ impl Pager {
         Ok(Known { tail, has_content: bits >= CONTENT_START })
     }
 
-    pub(super) fn preempt_with(&mut self, sequence: &mut Sequence, handle: Handle, tokens: Known) {
-        self.leave_device(sequence, handle, tokens);
+    pub(super) fn preempt_with(&mut self, sequence: &mut Sequence, handle: Handle, tokens: Known, why: Why) {
+        self.leave_device(sequence, handle, tokens, Action::Recompute, why);
         sequence.state = State::Preempted;
         sequence.lost_tokens = std::mem::take(&mut sequence.num_committed);
         sequence.num_cached = 0;
@@ -272,10 +274,28 @@ impl Pager {
         self.counters.preemptions += 1;
     }
 
-    /// A sequence gives its blocks back, and keeps its tokens.
-    pub(super) fn leave_device(&mut self, sequence: &mut Sequence, handle: Handle, tokens: Known) {
+    /// A sequence gives its blocks back, and keeps its tokens. The log tells of it.
+    pub(super) fn leave_device(
+        &mut self,
+        sequence: &mut Sequence,
+        handle: Handle,
+        tokens: Known,
+        action: Action,
+        why: Why,
+    ) {
         self.vacate(sequence, handle);
+        let room = self.num_free_blocks() + self.num_evictable_blocks();
         self.give_back(sequence, Self::context(sequence, Departure::Preempted));
+        self.preemptions.add(Preemption {
+            number: 0,
+            tick: self.counters.clock_ticks,
+            sequence: sequence.serial,
+            action,
+            blocks: self.num_free_blocks() + self.num_evictable_blocks() - room,
+            tokens: sequence.num_committed,
+            why,
+        });
+        sequence.num_preemptions = sequence.num_preemptions.saturating_add(1);
         sequence.len = tokens.tail.len();
         sequence.tail = tokens.tail;
         sequence.has_content |= tokens.has_content;
@@ -284,14 +304,29 @@ impl Pager {
         sequence.first_duplicate = Sequence::NO_DUPLICATE;
     }
 
+    /// The last preemptions, oldest first.
+    #[must_use]
+    pub fn preemptions(&self) -> impl ExactSizeIterator<Item = &Preemption> {
+        self.preemptions.iter()
+    }
+
+    /// A sequence has come back.
+    pub(super) fn note_return(&mut self, sequence: &mut Sequence) {
+        self.num_returns += 1;
+        sequence.back = (self.sequences.next_serial(), self.num_returns);
+    }
+
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
     pub fn release(&mut self, handle: Handle, departure: Departure) {
-        match self.sequences.get(handle).map(|sequence| sequence.state) {
-            None => self.counters.noop_calls += 1,
-            Some(State::SwappingOut | State::SwappingIn) => self.end_in_transit(handle, departure),
-            Some(_) => {
-                self.end(handle, departure);
-            }
+        let Some(state) = self.sequences.get(handle).map(|sequence| sequence.state) else {
+            self.counters.noop_calls += 1;
+            return;
+        };
+        self.counters.finished_sequences += u64::from(departure == Departure::Finished);
+        if matches!(state, State::SwappingOut | State::SwappingIn) {
+            self.end_in_transit(handle, departure);
+        } else {
+            self.end(handle, departure);
         }
     }
 

@@ -15,6 +15,7 @@ mod offload;
 mod plans;
 mod publish;
 mod read;
+mod release;
 mod rows;
 mod step;
 mod step_end;
@@ -23,6 +24,7 @@ mod survey;
 mod swap;
 mod take;
 mod transit;
+mod victims;
 
 use std::ops::Range;
 
@@ -33,11 +35,13 @@ use crate::copies::Copies;
 use crate::error::{Error, Result};
 use crate::evict::{Context, Departure, Eviction};
 use crate::fences::Fences;
+use crate::ghosts::Ghosts;
 use crate::hash::Key;
 use crate::host::Host;
 use crate::ids::{BlockId, Handle, NodeId};
 use crate::index::Index;
 use crate::memory::Table;
+use crate::preemptions::Log;
 use crate::sequence::{Sequence, State};
 use crate::slab::Slab;
 use crate::stats::Counters;
@@ -51,6 +55,7 @@ pub use computing::{Admitted, Computing};
 pub use fetch::Wish;
 pub use life::FORK_MAX;
 pub use plans::End;
+pub use victims::{Asked, RecoveryCost, Victim, VictimPolicy};
 
 /// A KV-cache pager.
 #[derive(Debug)]
@@ -81,6 +86,12 @@ pub struct Pager {
     pub(crate) num_running_pinned: usize,
     pub(crate) num_preempted: usize,
     pub(crate) num_swapped: usize,
+    /// Sequences that have come back.
+    pub(crate) num_returns: u64,
+    /// The last preemptions.
+    pub(crate) preemptions: Log,
+    /// What the last evicted blocks were.
+    pub(crate) ghosts: Ghosts,
     /// Sequences that the last reorder of beams has released: memory for the children of the next one.
     #[expect(clippy::vec_box, reason = "the slab takes them as they are")]
     pub(crate) left_beams: Vec<Box<Sequence>>,
@@ -112,9 +123,13 @@ impl Pager {
     #[doc(hidden)]
     pub fn with_key(config: Config, key: Key) -> Result<Self> {
         config.validate()?;
+        let mut index = Index::new(config.num_blocks, config.block_size, key)?;
+        if config.num_ghost_blocks > 0 {
+            index.keep_traces(config.num_blocks)?;
+        }
         Ok(Self {
             blocks: Blocks::new(config.num_blocks, config.null_block)?,
-            index: Index::new(config.num_blocks, config.block_size, key)?,
+            index,
             evict: Eviction::new(config.policy, config.num_blocks)?,
             copies: Copies::default(),
             sequences: Slab::default(),
@@ -133,6 +148,9 @@ impl Pager {
             num_running_pinned: 0,
             num_preempted: 0,
             num_swapped: 0,
+            num_returns: 0,
+            preemptions: Log::default(),
+            ghosts: Ghosts::new(config.num_ghost_blocks)?,
             left_beams: Vec::new(),
             num_launches: 0,
             config,

@@ -36,6 +36,7 @@ impl Pager {
                 )));
             }
             if end > sequence.num_committed {
+                pager.counters.computed_tokens += (end - sequence.num_committed) as u64;
                 pager.commit_to(sequence, end);
             }
             Ok(())
@@ -90,7 +91,7 @@ impl Pager {
         if !is_plain || self.blocks.index_sole(&[block]) == 0 {
             return false;
         }
-        self.index[end].run.push(tokens, block, self.config.block_size);
+        self.index.push_block(end, tokens, block);
         true
     }
 
@@ -184,7 +185,7 @@ impl Pager {
         if room.is_some() {
             for position in start..start + count {
                 let tokens = &sequence.tail.first(block_size)[(position - start) * block_size..][..block_size];
-                self.index[sequence.end].run.push(tokens, sequence.table[position], block_size);
+                self.index.push_block(sequence.end, tokens, sequence.table[position]);
             }
             sequence.tail.advance(count, block_size);
             sequence.path_blocks += count;

@@ -193,6 +193,12 @@ impl Pager {
 
     // ---- what a row keeps of its sequence --------------------------------------------------------------------------
 
+    /// What a warm row knows of its sequence.
+    pub(super) fn row_seen(&self, sequence: &Sequence) -> Option<&Row> {
+        let Seat::Row { batch, row } = sequence.seat else { return None };
+        self.batches.get(batch)?.rows.get(row as usize).filter(|row| !row.is_cold())
+    }
+
     /// Brings what a row keeps of a sequence home, before the sequence is read on its own.
     pub fn flush_row(&mut self, handle: Handle) {
         if self.sequences.get(handle).is_none_or(|sequence| sequence.seat == Seat::None) {

@@ -312,6 +312,7 @@ impl Pager {
             }
         }
         batch.slow_rows = slow;
+        self.counters.computed_tokens += num_written(plan, outcome, applied);
         self.counters.copies += plan.copies.len() as u64;
         self.end_loans(plan);
     }
@@ -541,6 +542,15 @@ impl Pager {
             Place::Gone => {}
         }
     }
+}
+
+/// Positions that a commit says to be written: all of the step's, but those of void rows, and rejected drafts.
+fn num_written(plan: &Plan, outcome: Outcome<'_>, applied: &[bool]) -> u64 {
+    if outcome.num_accepted.is_none() && !applied.contains(&false) {
+        return plan.num_tokens as u64;
+    }
+    let rows = plan.rows.iter().enumerate().filter(|&(nth, _)| applied[nth]);
+    rows.map(|(nth, planned)| u64::from(planned.num - Told::of(outcome, nth, planned).rejected)).sum()
 }
 
 fn check_is_oldest(batch: &Batch, step: u64) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::host::{Adopted, Away};
 use crate::ids::{BlockId, Handle, NodeId, Token};
 use crate::index::Found;
 use crate::memory::with_capacity;
+use crate::preemptions::{Action, Why};
 use crate::sequence::{Sequence, State};
 use crate::transfers::{Owner, Plan, PlanId, PlanState, Tier, Work};
 
@@ -23,7 +24,7 @@ impl Pager {
     /// # Errors
     /// `Stale` unless it is running; `Step` while an open step names it; `Transfer` without a host tier or while copies
     /// are queued; `NeverFits` and `OutOfBlocks` of the host; `Memory`.
-    pub fn swap_out(&mut self, handle: Handle) -> Result<PlanId> {
+    pub fn swap_out(&mut self, handle: Handle, why: Why) -> Result<PlanId> {
         self.with_running(handle, "swap_out", |pager, sequence| {
             if pager.is_named(sequence) {
                 return Err(Error::Step(format!(
@@ -32,12 +33,12 @@ impl Pager {
                 )));
             }
             pager.check_can_read("swap_out")?;
-            let plan = pager.plan_swap_out(sequence, handle);
+            let plan = pager.plan_swap_out(sequence, handle, why);
             pager.counted(plan)
         })
     }
 
-    fn plan_swap_out(&mut self, sequence: &mut Sequence, handle: Handle) -> Result<PlanId> {
+    fn plan_swap_out(&mut self, sequence: &mut Sequence, handle: Handle, why: Why) -> Result<PlanId> {
         let block_size = self.config.block_size;
         let kept = sequence.num_committed.div_ceil(block_size);
         if self.copies.has_targets() && sequence.table.iter().any(|&block| self.copies.is_target(block)) {
@@ -74,7 +75,7 @@ impl Pager {
             host.hold(end);
         }
         host.take(sources.len(), &mut targets);
-        sequence.away = Some(Box::new(Away { end, path_blocks: start, own: Vec::new(), back: None }));
+        sequence.away = Some(Box::new(Away { end, path_blocks: start, own: Vec::new(), back: None, why }));
         self.vacate(sequence, handle);
         let work = Work::SwapOut { owner: Owner::Sequence(handle), start };
         let id = self.plans.insert(sources, targets, work);
@@ -119,7 +120,9 @@ impl Pager {
         sequence.plan = None;
         self.move_to_host(&mut sequence, start, &mut plan.targets);
         sequence.is_silent |= !self.index.is_live(sequence.end);
-        self.leave_device(&mut sequence, handle, tokens);
+        self.counters.swapped_tokens += sequence.num_committed as u64;
+        let why = sequence.away.as_mut().map(|away| std::mem::take(&mut away.why)).unwrap_or_default();
+        self.leave_device(&mut sequence, handle, tokens, Action::Swap, why);
         sequence.state = State::Swapped;
         self.num_swapped += 1;
         self.sequences.put_back(handle, sequence);
@@ -325,6 +328,7 @@ impl Pager {
         sequence.is_silent |= self.is_forgotten(sequence);
         self.leave_host(sequence);
         sequence.state = State::Running;
+        self.note_return(sequence);
         let end = sequence.num_committed;
         sequence.num_committed = sequence.path_blocks * block_size;
         self.commit_to(sequence, end);

@@ -91,6 +91,13 @@ impl Pager {
         // Usually all at once. While copies are queued, block by block: an evicted target withdraws its copy at that
         // moment.
         let most = if self.copies.has_targets() { 1 } else { most };
+        if !is_stale {
+            let (ghosts, mut number) = (&mut self.ghosts, self.counters.evicted_blocks);
+            self.index.cut_trace(node, most, |trace| {
+                ghosts.add(trace, number);
+                number += 1;
+            });
+        }
         let blocks = &mut self.blocks;
         let taken = self.index.pop_tail(node, most, |block| {
             blocks.set_private(block);

@@ -3,6 +3,7 @@
 use kvpager_core::dump::dump;
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::Handle;
+use kvpager_core::preemptions::Why;
 use kvpager_core::transfers::Tier;
 use kvpager_core::{Config, Error, Pager};
 
@@ -25,8 +26,10 @@ fn l1_a_release_is_idempotent_and_counted() {
     assert_eq!(dump(&pager, true).unwrap(), before);
     assert_eq!((pager.stats().counters.noop_calls, pager.stats().counters.clock_ticks), (1, 1));
 
-    pager.preempt(preempted).unwrap();
-    assert_refused(&mut pager, &stale(preempted, "preempted", "preempt"), |pager| pager.preempt(preempted));
+    pager.preempt(preempted, Why::default()).unwrap();
+    assert_refused(&mut pager, &stale(preempted, "preempted", "preempt"), |pager| {
+        pager.preempt(preempted, Why::default())
+    });
     pager.release(preempted, Departure::Finished);
     assert_refused(&mut pager, &stale(preempted, "released", "resume"), |pager| pager.resume(preempted));
     assert_eq!(pager.stats().active_blocks, 0);
@@ -138,7 +141,7 @@ fn l10_a_reset_drops_what_is_cached_and_lets_live_sequences_go_on() {
     assert_eq!(hit_tokens(&pager, &prompt(2, 9)), 0);
     assert_sound(&pager);
     pager.release(live, Departure::Finished);
-    pager.preempt(child).unwrap();
+    pager.preempt(child, Why::default()).unwrap();
     assert_eq!(pager.stats().free_blocks, 16);
 
     // Admitted again, it publishes again.
@@ -162,7 +165,7 @@ fn l10_a_sequence_whose_path_was_forgotten_publishes_again_once_it_is_resumed() 
         pager.commit(handle, None).unwrap();
         assert_eq!(hit_tokens(&pager, &prompt(1, 13)), 4);
     }
-    pager.preempt(handle).unwrap();
+    pager.preempt(handle, Why::default()).unwrap();
     pager.resume(handle).unwrap();
     pager.commit(handle, None).unwrap();
     assert_eq!(hit_tokens(&pager, &prompt(1, 13)), 12);
@@ -196,7 +199,7 @@ fn l11_a_stale_handle_reaches_nobody() {
         ("commit", |pager, handle| pager.commit(handle, None)),
         ("fork", |pager, handle| pager.fork(handle, 1).map(drop)),
         ("truncate", |pager, handle| pager.truncate(handle, 1)),
-        ("preempt", Pager::preempt),
+        ("preempt", |pager, handle| pager.preempt(handle, Why::default())),
         ("resume", Pager::resume),
     ];
     for (name, call) in calls {
@@ -240,7 +243,7 @@ fn l15_the_last_sequence_that_outgrows_the_pool_is_told_the_numbers() {
     assert_refused(&mut pager, &error, |pager| pager.append(handle, 1));
     assert_eq!(error.to_string(), "needed 1 blocks of the device; 0 free and 0 evictable of 4");
     // Preempted it still fits, and goes on where it was.
-    pager.preempt(handle).unwrap();
+    pager.preempt(handle, Why::default()).unwrap();
     pager.resume(handle).unwrap();
     assert_eq!((num_cached(&pager, handle), pager.stats().counters.recomputed_tokens), (12, 4));
 }

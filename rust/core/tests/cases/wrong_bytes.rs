@@ -2,6 +2,7 @@
 
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{CONTENT_START, Handle, Token};
+use kvpager_core::preemptions::Why;
 use kvpager_core::{Error, Pager};
 
 use super::support::{A, assert_sound, cache, hit_tokens, num_cached, pager, start, table};
@@ -16,7 +17,7 @@ fn w5_a_prefill_that_ends_in_the_middle_is_hit_up_to_what_was_committed() {
             let handle = admit(&mut pager, &tokens);
             pager.commit(handle, Some(committed)).unwrap();
             if is_preempted {
-                pager.preempt(handle).unwrap();
+                pager.preempt(handle, Why::default()).unwrap();
             } else {
                 pager.release(handle, Departure::Aborted);
             }

@@ -126,6 +126,12 @@ fn draw_sequence(serial: u64, sequence: &Sequence, text: &mut String) {
         sequence.num_committed,
         sequence.tokens.len()
     );
+    if sequence.num_preemptions > 0 {
+        let _ = write!(text, "; preempted {}", sequence.num_preemptions);
+    }
+    if let Some((next, nth)) = sequence.back {
+        let _ = write!(text, "; back {next}.{nth}");
+    }
     if sequence.is_running {
         let yes_no = |yes| if yes { "yes" } else { "no" };
         let _ = write!(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kvpager_core::evict::Departure;
 use kvpager_core::ids::{BlockId, CONTENT_START, Handle, TOKEN_END, Token};
+use kvpager_core::preemptions::Why;
 use kvpager_core::sequence::State;
 use kvpager_core::{Config, Error, Pager, PolicyKind, Result};
 
@@ -92,7 +93,7 @@ impl Driver {
             Call::Commit(serial, end) => pager.commit(handle(serial), *end).map(|()| Answer::Done),
             Call::Fork(serial, count) => pager.fork(handle(serial), *count).map(|handles| self.started(handles)),
             Call::Truncate(serial, len) => pager.truncate(handle(serial), *len).map(|()| Answer::Done),
-            Call::Preempt(serial) => pager.preempt(handle(serial)).map(|()| Answer::Done),
+            Call::Preempt(serial) => pager.preempt(handle(serial), Why::default()).map(|()| Answer::Done),
             Call::Resume(serial) => pager.resume(handle(serial)).map(|()| Answer::Done),
             Call::Release(serial, departure) => {
                 pager.release(handle(serial), *departure);
@@ -137,8 +138,8 @@ impl Naive {
             Call::Truncate(serial, len) => self.truncate(*serial, *len).map(|()| Answer::Done),
             Call::Preempt(serial) => self.preempt(*serial).map(|()| Answer::Done),
             Call::Resume(serial) => self.resume(*serial).map(|()| Answer::Done),
-            Call::Release(serial, _) => {
-                self.release(*serial);
+            Call::Release(serial, departure) => {
+                self.release(*serial, *departure);
                 Ok(Answer::Done)
             }
             Call::Drop(serial) => {

@@ -67,6 +67,7 @@ pub fn config(num_blocks: usize, block_size: usize) -> Config {
         null_block: false,
         prefix_cache: true,
         num_host_blocks: 0,
+        num_ghost_blocks: 0,
     }
 }
 

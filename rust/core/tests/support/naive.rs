@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvpager_core::evict::Departure;
 use kvpager_core::ids::{BlockId, CONTENT_START, TOKEN_END, Token};
 use kvpager_core::stats::{Counters, Stats};
 use kvpager_core::transfers::Tier;
@@ -37,6 +38,8 @@ pub struct Sequence {
     pub num_committed: usize,
     pub publishes: bool,
     lost_tokens: usize,
+    pub num_preemptions: u32,
+    pub back: Option<(u64, u64)>,
 }
 
 impl Sequence {
@@ -65,6 +68,7 @@ pub struct Naive {
     pub copies: Vec<(BlockId, BlockId)>,
     pub sequences: BTreeMap<u64, Sequence>,
     pub next_serial: u64,
+    num_returns: u64,
     pub counters: Counters,
 }
 
@@ -80,6 +84,7 @@ impl Naive {
             copies: Vec::new(),
             sequences: BTreeMap::new(),
             next_serial: 0,
+            num_returns: 0,
             counters: Counters::default(),
             config,
         }
@@ -348,6 +353,8 @@ impl Naive {
             num_committed: 0,
             publishes: false,
             lost_tokens: 0,
+            num_preemptions: 0,
+            back: None,
         };
         self.enter(&mut sequence)?;
         for &block in &sequence.path {
@@ -472,7 +479,7 @@ impl Naive {
             }
             let mut children = Vec::new();
             for _ in 0..count {
-                let child = Sequence { is_pinned: false, lost_tokens: 0, ..sequence.clone() };
+                let child = Sequence { is_pinned: false, lost_tokens: 0, back: None, ..sequence.clone() };
                 for block in child.loose_from(0).into_iter().chain(child.path.last().copied()) {
                     naive.hold(block);
                 }
@@ -526,6 +533,7 @@ impl Naive {
             sequence.lost_tokens = sequence.num_committed;
             (sequence.num_cached, sequence.num_committed) = (0, 0);
             naive.counters.preemptions += 1;
+            sequence.num_preemptions += 1;
             Ok(())
         })
     }
@@ -534,22 +542,25 @@ impl Naive {
         self.with(serial, "resume", false, |naive, sequence| {
             naive.enter(sequence)?;
             naive.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
+            naive.num_returns += 1;
+            sequence.back = Some((naive.next_serial, naive.num_returns));
             Ok(())
         })
     }
 
-    pub fn release(&mut self, serial: u64) {
+    pub fn release(&mut self, serial: u64, departure: Departure) {
         let Some(mut sequence) = self.sequences.remove(&serial) else {
             self.counters.noop_calls += 1;
             return;
         };
+        self.counters.finished_sequences += u64::from(departure == Departure::Finished);
         self.leave(&mut sequence);
         self.counters.clock_ticks += 1;
     }
 
     pub fn release_dropped(&mut self, serial: u64) {
         if self.sequences.contains_key(&serial) {
-            self.release(serial);
+            self.release(serial, Departure::Aborted);
             self.counters.dropped_handles += 1;
         }
     }
@@ -564,6 +575,7 @@ impl Naive {
             }
             let block_size = naive.config.block_size;
             let fills_a_block = end / block_size > sequence.num_committed / block_size;
+            naive.counters.computed_tokens += end.saturating_sub(sequence.num_committed) as u64;
             sequence.num_committed = sequence.num_committed.max(end);
             if fills_a_block {
                 naive.publish(sequence);
