@@ -48,7 +48,7 @@ class Watch:
     """Looks at a directory's size for as long as it is entered, as often as it can."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.most, self.looks = path, 0, 0
+        self.path, self.most = path, 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
@@ -56,7 +56,6 @@ class Watch:
         while not self._is_over.is_set():
             if self.path.exists():
                 self.most = max(self.most, size_of(self.path))
-                self.looks += 1
             time.sleep(0.0005)
 
     def __enter__(self) -> Self:
@@ -141,12 +140,12 @@ class TestLimit:
                 assert store.put_many(keys, metas, rows, ids).all()
                 assert store.get_many(keys, metas, back, ids).all()
                 assert (back == rows).all()
+                assert size_of(path) <= limit
                 if turn % 50 == 49:
                     evicted += store.stats()["evicted"]
                     store.close()
                     store = opened(path, **arguments)
         assert watch.most <= limit
-        assert watch.looks > 10
         evicted += store.stats()["evicted"]
         assert evicted * row_bytes > total - limit
         # The space is used, too, and not only kept free.
@@ -320,6 +319,7 @@ for path in (sys.argv[1] + "/store", sys.argv[1] + "/new"):
     def test_a_folder_that_may_not_be_written_any_more(self, folder: Path) -> None:
         """What is there is read and deleted; what needs a new file is dropped, and nothing is evicted for it."""
         script = """
+import numpy.ma  # numpy asks for it late, when this process may not read it any more
 path = Path(sys.argv[1]) / "store"
 with opened(path, LIMIT, segment_bytes=1) as store:
     blocks = Blocks(store)

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Modules whose docstrings have examples, and how many at least. Those of content tokens are with their test vectors.
-MODULES = {"kvpager": 4, "kvpager.reference": 4}
+MODULES = {"kvpager": 4, "kvpager.reference": 4, "kvpager.tiers.disk": 5}
 
 
 def test_the_code_in_the_readme_runs() -> None:

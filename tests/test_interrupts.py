@@ -299,7 +299,7 @@ class TestFork:
 
     def test_the_error_says_what_to_do(self):
         pager = kvpager.Pager(8, 4)
-        with pytest.raises(kvpager.ForkedProcess, match=r"build a pager after os\.fork"):
+        with pytest.raises(kvpager.ForkedProcess, match=r"build or open your own after os\.fork"):
             in_child(lambda: pager.admit([1]))
 
     def test_a_child_may_drop_the_handles_it_inherited(self):

@@ -453,7 +453,7 @@ class TestWhatGoesIn:
     def test_fetch_is_a_bool(self, planned, value):
         pager, _ = planned
         for call in (pager.admit, pager.try_admit):
-            with refuses(TypeError, "fetch must be a bool, not"):
+            with refuses(TypeError, "fetch must be a bool, or an object with the method should_fetch, not"):
                 call([1], fetch=value)
 
     def test_fetch_is_a_bool_of_numpy_too_and_waits_for_enough_tokens(self):

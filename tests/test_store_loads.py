@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from implementations import admit_committed, cache, line, nothing_changes, refuses
-from tiers import arrive, each_with_store, offloaded, on_host, pairs, states, swapped
+from tiers import arrive, each_with_store, host_tree, offloaded, on_host, pairs, queue, states, stored, swapped
 
 from kvpager import ConfigError, TokenError, TokenTypeError, TransferError
 
@@ -33,20 +33,8 @@ def cache_on_host(pager, *prompts):
     pager.admit([0] * 32).release()  # nobody has committed this
 
 
-def stored(pager):
-    return line(pager, "host stored: ").removeprefix("host stored: ")
-
-
-def queue(pager):
-    return line(pager, "host queue lru: ").removeprefix("host queue lru: ")
-
-
 def free(pager):
     return line(pager, "host free: ").removeprefix("host free: ")
-
-
-def host_tree(pager):
-    return pager.dump().split("host namespace", 1)[1]
 
 
 def loaded(pager, tokens, num_tokens=2**20, **namespace):

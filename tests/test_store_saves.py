@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from implementations import admit_committed, cache, line, nothing_changes, refuses
-from tiers import arrive, each_with_store, offloaded, on_host, pairs, states, swapped
+from tiers import arrive, each_with_store, host_tree, offloaded, on_host, pairs, queue, states, stored, swapped
 
 from kvpager import TransferError
 
@@ -31,20 +31,8 @@ def cache_on_host(pager, *prompts):
     offloaded(pager, 99)
 
 
-def stored(pager):
-    return line(pager, "host stored: ").removeprefix("host stored: ")
-
-
-def queue(pager):
-    return line(pager, "host queue lru: ").removeprefix("host queue lru: ")
-
-
 def host_line(pager):
     return pager.dump().splitlines()[1]
-
-
-def host_tree(pager):
-    return pager.dump().split("host namespace", 1)[1]
 
 
 def test_a_plan_says_what_is_where_and_what_it_is_called(pager):
@@ -240,6 +228,17 @@ def test_a_chain_that_was_forgotten_doubts_what_is_above_all_the_same(pager):
     pager.forget([1] * 8)
     assert pager.fail(plan)
     assert stored(pager) == "-"
+
+
+def test_a_chain_that_arrived_and_was_forgotten_doubts_nothing(pager):
+    """Regression: it was taken for one that the store has refused."""
+    cache_on_host(pager, [1] * 9)
+    arrive(pager, pager.save(1))
+    plan = pager.save(1)
+    pager.start(plan)
+    pager.forget([1] * 8)
+    assert pager.fail(plan, [True])
+    assert stored(pager) == "0"
 
 
 def test_what_is_above_and_on_its_way_is_not_doubted(pager):

@@ -29,12 +29,18 @@ class Wrapped:
         self.is_local = is_local
         self.may_write = threading.Event()
         self.may_write.set()
+        self.may_read = threading.Event()
+        self.may_read.set()
         self.fails: set[str] = set()
 
     def __getattr__(self, name: str):
         if name in self.fails:
             raise OSError(f"{name} is out of order")
         return getattr(self._store, name)
+
+    def get_many(self, *args):
+        assert self.may_read.wait(10.0)
+        return self.__getattr__("get_many")(*args)
 
     def put_many(self, *args):
         assert self.may_write.wait(10.0)
@@ -72,8 +78,12 @@ def test_prompts_that_want_the_same_share_one_reading(servers, is_local):
     first.serve(PROMPT)
     first.save_all()
     second = serving(servers, store)
+    store.may_read.clear()
     loadings = [second.tier.load(PROMPT), second.tier.load([*PROMPT, 1, 2, 3])]
     assert None not in loadings
+    while None in [loading.plan for loading in loadings]:
+        second.tier.report()
+    store.may_read.set()
     assert second.tier.wait(10.0, loadings)
     assert loadings[0].plan == loadings[1].plan
     assert store.stats()["hits"] == 4

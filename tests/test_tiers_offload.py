@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from implementations import admit_committed, cache, ids, line, nothing_changes, refuses
-from tiers import arrive, each_with_tiers, offloaded, on_host, pairs
+from tiers import arrive, each_with_tiers, host_tree, offloaded, on_host, pairs
 
 from kvpager import StaleHandle, TransferError
 
@@ -14,10 +14,6 @@ pytestmark = each_with_tiers
 @pytest.fixture
 def pager(implementation):
     return implementation(8, 4, num_host_blocks=8)
-
-
-def host_tree(pager):
-    return pager.dump().split("host namespace", 1)[1]
 
 
 def test_the_coldest_go_first_and_each_with_what_is_above_it(pager):

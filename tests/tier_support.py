@@ -15,10 +15,21 @@ BLOCK_SIZE = 4
 WIDTH = 16  # bytes of a token's KV
 
 
-def kv_of(namespace: kvpager.Namespace, identity: bytes, tokens: Sequence[int]) -> np.ndarray:
-    """What the KV of the last of these tokens is."""
-    seed = zlib.crc32(repr((namespace, identity, list(map(int, tokens)))).encode())
-    return np.frombuffer(np.random.default_rng(seed).bytes(WIDTH), np.uint8)
+class History:
+    """What was forgotten and reset, in all lives: KV that is computed after it is other KV."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[tuple[tuple[bytes, kvpager.Namespace], list[int]]] = []
+        self.num_resets = 0
+
+    def kv_of(self, namespace: kvpager.Namespace, identity: bytes, prompt: Sequence[int], position: int) -> np.ndarray:
+        """What the KV of a position is, if it is computed now."""
+        end = (position // BLOCK_SIZE + 1) * BLOCK_SIZE
+        covers = [
+            name == namespace and prompt[: len(path)] == path and len(path) <= end for name, path in self.forgotten
+        ]
+        what = (namespace, identity, list(map(int, prompt[: position + 1])), self.num_resets, sum(covers))
+        return np.frombuffer(np.random.default_rng(zlib.crc32(repr(what).encode())).bytes(WIDTH), np.uint8)
 
 
 class Server:
@@ -32,8 +43,10 @@ class Server:
         num_host_blocks: int = 64,
         identity: bytes = b"model",
         make_tier: Callable[..., Tier] = Tier,
+        history: History | None = None,
         **options: int,
     ) -> None:
+        self.history = history or History()
         self.memory = np.zeros((num_blocks, BLOCK_SIZE, WIDTH), np.uint8)
         self.pager = kvpager.Pager(num_blocks, BLOCK_SIZE, num_host_blocks=num_host_blocks, identity=identity)
         self.host = HostArena(num_host_blocks, BLOCK_SIZE * WIDTH)
@@ -48,7 +61,15 @@ class Server:
                 assert ticket.state == "done"
                 self.pager.complete(ticket.plan)
 
-    def serve(self, prompt: Sequence[int], namespace: kvpager.Namespace = b"", *, loads: bool = True) -> int:
+    def forget(self, path: list[int], namespace: kvpager.Namespace = b"") -> None:
+        self.pager.forget(path, namespace=namespace)
+        self.history.forgotten.append(((self.pager.identity, namespace), path))
+
+    def reset(self) -> None:
+        self.pager.reset()
+        self.history.num_resets += 1
+
+    def serve(self, prompt: list[int], namespace: kvpager.Namespace = b"", *, loads: bool = True) -> int:
         """Answers how many tokens were not computed. Each byte of these is looked at."""
         if loads and (loading := self.tier.load(prompt, namespace=namespace)) is not None:
             assert self.tier.wait(10.0, [loading])
@@ -58,13 +79,13 @@ class Server:
             for position in range(seq.num_cached):
                 block, offset = divmod(position, BLOCK_SIZE)
                 seen = self.memory[seq.block_ids[block], offset]
-                expected = kv_of(namespace, self.pager.identity, prompt[: position + 1])
-                assert (seen == expected).all(), f"position {position} of {list(prompt)} has other KV"
+                expected = self.history.kv_of(namespace, self.pager.identity, prompt, position)
+                assert (seen == expected).all(), f"position {position} of {prompt} has other KV"
             for slot, position in zip(
                 seq.slots(seq.num_cached, len(seq)), range(seq.num_cached, len(seq)), strict=True
             ):
                 block, offset = divmod(int(slot), BLOCK_SIZE)
-                self.memory[block, offset] = kv_of(namespace, self.pager.identity, prompt[: position + 1])
+                self.memory[block, offset] = self.history.kv_of(namespace, self.pager.identity, prompt, position)
             num_cached = seq.num_cached
             seq.commit()
         return num_cached

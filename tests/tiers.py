@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from implementations import IMPLEMENTATIONS, each_implementation
+from implementations import each_implementation, line
 
-# Tests of tiers, and of what goes to a store, switch on by themselves where an implementation has them.
-WITH_TIERS = {name: pager for name, pager in IMPLEMENTATIONS.items() if hasattr(pager, "offload")}
-each_with_tiers = [
-    pytest.mark.parametrize("implementation", WITH_TIERS.values(), ids=WITH_TIERS.keys()),
-    each_implementation[1],
-]
-
-WITH_STORE = {name: pager for name, pager in IMPLEMENTATIONS.items() if hasattr(pager, "save")}
-each_with_store = [
-    pytest.mark.parametrize("implementation", WITH_STORE.values(), ids=WITH_STORE.keys()),
-    each_implementation[1],
-]
+# Each pager has tiers, and plans what goes to a store.
+each_with_tiers = each_with_store = each_implementation
 
 
 def pairs(plan: Any) -> list[tuple[int, int]]:
@@ -52,3 +41,19 @@ def on_host(pager: Any, prompt: list[int], **namespace: Any) -> int:
 def states(pager: Any) -> list[tuple[int, int, str, int | None]]:
     """The plans that have not ended: number, generation, state and tick."""
     return [(plan.id, plan.generation, state, tick) for plan, state, tick in pager.plans()]
+
+
+def stored(pager: Any) -> str:
+    """Host blocks that a store has, as a drawing says it."""
+    return line(pager, "host stored: ").removeprefix("host stored: ")
+
+
+def queue(pager: Any) -> str:
+    """The host's queue, as a drawing says it."""
+    return line(pager, "host queue lru: ").removeprefix("host queue lru: ")
+
+
+def host_tree(pager: Any) -> str:
+    """What a drawing says of the host's namespaces."""
+    tree: str = pager.dump().split("host namespace", 1)[1]
+    return tree

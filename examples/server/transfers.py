@@ -62,9 +62,10 @@ class Transfers:
     def are_under_way(self) -> bool:
         return bool(self.pager.plans())
 
-    def _plans(self, older_than: int | None = None) -> list[kvpager.PlanStatus]:
-        """Those that the mover carries out."""
-        return [each for each in self.pager.plans(older_than) if each.plan.records is None]
+    def _overdue(self, patience_ms: int) -> list[kvpager.PlanStatus]:
+        """Plans that the mover was given longer ago. (The disk tier's tell the time by another clock.)"""
+        started = self.pager.plans(older_than=max(0, self.clock_ms() - patience_ms))
+        return [each for each in started if each.plan.records is None]
 
     def clock_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
@@ -84,18 +85,17 @@ class Transfers:
 
     def fetch(self, seq: kvpager.Sequence) -> None:
         """Begins the fetch that an admission planned, unless it joined one that is under way."""
-        planned = {status.plan for status in self._plans() if status.state == "planned"}
-        self._begin(seq.fetch if seq.fetch in planned else None)
+        self._begin(seq.fetch)
 
     def offload(self) -> None:
         """Copies the coldest cached blocks that the host has not, a few at a time: evicted, they can come back."""
         is_paused = self.clock_ms() < self.pause_ends_ms
-        if self.is_open and not is_paused and not any(each.plan.kind == "offload" for each in self._plans()):
+        if self.is_open and not is_paused and not self._is_under_way("offload"):
             self._begin(self.pager.offload(self.offload_blocks))
 
     def save(self) -> None:
         """Saves the host's coldest blocks that the disk has not, a few at a time."""
-        if self.disk is not None and not any(each.plan.kind == "save" for each in self.pager.plans()):
+        if self.disk is not None and not self._is_under_way("save"):
             self.disk.save(self.offload_blocks)
 
     def load(self, prompt: NDArray[np.int32], namespace: kvpager.Namespace) -> Loading | None:
@@ -112,12 +112,15 @@ class Transfers:
                 return
             self.wait()
 
+    def _is_under_way(self, kind: str) -> bool:
+        return any(each.plan.kind == kind for each in self.pager.plans())
+
     def _begin(self, plan: kvpager.Plan | None) -> bool:
         if plan is None or self.mover is None:
             return False
-        self.pager.start(plan, self.clock_ms())
-        self.mover.submit(plan)
-        self.counters.transfers += 1
+        if self.pager.start(plan, self.clock_ms()):  # else an admission has joined a fetch that is under way
+            self.mover.submit(plan)
+            self.counters.transfers += 1
         return True
 
     # How it ends
@@ -130,13 +133,12 @@ class Transfers:
             self._report(ticket)
         if self.disk is not None:
             self.disk.report()
-        now = self.clock_ms()
-        for plan, state, _ in self._plans(max(0, now - self.deadline_ms)):
+        for plan, state, _ in self._overdue(self.deadline_ms):
             if state == "started":
                 self.pager.abandon(plan)
                 self.abandoned.add(plan)
                 self.counters.abandoned_transfers += 1
-        if self._plans(max(0, now - 2 * self.deadline_ms)):
+        if self._overdue(2 * self.deadline_ms):
             self.close()  # no answer even now: go on without the host, with all blocks
 
     def wait(self) -> None:

@@ -168,13 +168,13 @@ class Poisoned(KvPagerError, RuntimeError):
 
 
 class ForkedProcess(KvPagerError, RuntimeError):
-    """The pager was made before ``os.fork()`` and is used in the child, where its lock and its blocks mean nothing."""
+    """A pager or disk store was made before ``os.fork()`` and is used in the child, where its lock means nothing."""
 
     def __init__(self) -> None:
         super().__init__()
 
     def __str__(self) -> str:
-        return "this pager belongs to the parent process: build a pager after os.fork(), or start workers with spawn"
+        return "this belongs to the parent process: build or open your own after os.fork(), or start workers with spawn"
 
 
 class AllocationError(KvPagerError, MemoryError):

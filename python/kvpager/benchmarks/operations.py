@@ -340,6 +340,8 @@ OPERATIONS: dict[str, Callable[[Subject], Operation]] = {
     "swap_out_8k": tiers.swap_out,
     "swap_in_8k": tiers.swap_in,
     "offload_8k": tiers.offload,
+    "save_8k": tiers.save,
+    "load_8k": tiers.load,
     "tier_hit_8k": tiers.hit(fetch=False),
     "tier_hit_fetch_8k": tiers.hit(fetch=True),
     "construct": _construct,

@@ -123,6 +123,8 @@ SPECS = [
     RowSpec(
         "offload_8k", "plan an offload of 8k, against an admit", "x", Goal(4), _times("offload_8k", "tier_admit_8k")
     ),
+    RowSpec("save_8k", "plan a save of 8k, keys included", "us", Goal(200), _us("save_8k")),
+    RowSpec("load_8k", "plan a load of 8k, keys included", "us", Goal(200), _us("load_8k")),
     RowSpec("tier_hit", "full hit 8k, with a host tier against none", "x", Goal(1.1), _times("tier_hit_8k", "hit_8k")),
     RowSpec("tier_fetch", "the same, willing to fetch", "x", Goal(1.2), _times("tier_hit_fetch_8k", "hit_8k")),
     RowSpec("flat_match", "match 1k, large pool against small", "x", Goal(1.3), _flat("match"), core_only=True),

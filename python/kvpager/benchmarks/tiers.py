@@ -86,6 +86,39 @@ def offload(subject: Subject) -> Operation:
     return Operation(lambda _: pager.offload(TOKENS // 16), prepare, clean)
 
 
+def save(subject: Subject) -> Operation:
+    """Plan the way of a cold chain of 8k tokens from the host to a store, keys included."""
+    pager = pager_of(subject)
+
+    def prepare() -> None:
+        for plan_more in (pager.offload, pager.save):  # What others left, first.
+            while (plan := plan_more(pager.num_blocks)) is not None:
+                carried_out(pager, plan)
+        with pager.admit(subject.prompt(TOKENS)) as sequence:
+            sequence.commit()
+        carried_out(pager, pager.offload(TOKENS // 16))
+
+    def clean(_: None, plan: Any) -> None:
+        assert len(plan) == TOKENS // 16
+        carried_out(pager, plan)
+
+    return Operation(lambda _: pager.save(TOKENS // 16), prepare, clean)
+
+
+def load(subject: Subject) -> Operation:
+    """Plan the way of 8k tokens from a store to the host, keys included."""
+    pager = pager_of(subject)
+
+    def run(prompt: NDArray[np.int32]) -> Any:
+        return pager.load(prompt, TOKENS)
+
+    def clean(_: NDArray[np.int32], plan: Any) -> None:
+        assert len(plan) == TOKENS // 16
+        pager.cancel(plan)
+
+    return Operation(run, lambda: subject.prompt(TOKENS + 1), clean)
+
+
 def admit_cold(subject: Subject) -> Operation:
     """What a plan is held against: admit the same tokens, on the same pager."""
     pager = pager_of(subject)

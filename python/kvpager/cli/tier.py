@@ -94,7 +94,7 @@ def _show(command: str, path: Path, store: dict[str, Any], segments: list[dict[s
     """Print it; the number of records and segments that are damaged."""
     names = ("records", "deleted", "damaged")
     sums: dict[str, int] = {name: sum(segment[name] for segment in segments) for name in names}
-    unusable = sum(int(segment["slots"] == 0) for segment in segments)
+    unusable = sum(int(segment["unusable"]) for segment in segments)
     bad_keys = sum(int(segment["keys"] == "damaged") for segment in segments)
     if as_json:
         print_json(

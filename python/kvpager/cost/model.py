@@ -256,11 +256,8 @@ class CostModel:
 
         A few microseconds; `fetch` says more and takes longer.
         """
-        start, end = (
-            at_least(0, "num_device_tokens", num_device_tokens),
-            at_least(0, "num_host_tokens", num_host_tokens),
-        )
-        end += start
+        start = at_least(0, "num_device_tokens", num_device_tokens)
+        end = start + at_least(0, "num_host_tokens", num_host_tokens)
         move = self._blocks("fetch", start, end) * self.block_seconds(link)
         return end > start and move <= self._prefill(start, end, self._share(load))
 

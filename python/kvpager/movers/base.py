@@ -184,6 +184,13 @@ class Book:
                 self._ended = dict.fromkeys(due) | self._ended
             raise
 
+    def wait(self, timeout: float, tickets: Sequence[Ticket] | None) -> list[Ticket]:
+        """As :meth:`Mover.wait`, where threads end the tickets."""
+        seconds = finite(timeout)
+        self.check_here()
+        self.wait_until(lambda: not self.pending(tickets), seconds)
+        return self.report()
+
     def pending(self, tickets: Sequence[Ticket] | None) -> bool:
         """True if one of `tickets` (None: of all) has not ended. With `lock` held."""
         if tickets is None:
@@ -218,14 +225,28 @@ def finite(timeout: float) -> float:
     return max(0.0, seconds)
 
 
+def as_transfer_error(fault: BaseException) -> TransferError:
+    """What a ticket fails with: a TransferError as it is, anything else named by one, as its cause."""
+    if isinstance(fault, TransferError):
+        return fault
+    error = TransferError(f"{type(fault).__name__}: {fault}")
+    error.__cause__ = fault
+    return error
+
+
+def name_of(plan: Plan) -> str:
+    """A plan as messages name it. Raises TypeError for what is no plan."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a kvpager.Plan, not {type(plan).__name__}")
+    return f"plan {plan.id}.{plan.generation} ({plan.kind})"
+
+
 def check_plan(plan: Plan, num_blocks: Mapping[Tier, int]) -> None:
     """Raises TransferError unless the plan's tiers are known, its sides equally long and its ids within the pools.
 
     A destination named twice is refused too: which of two blocks it would hold is open. TypeError for what is no plan.
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a kvpager.Plan, not {type(plan).__name__}")
-    name = f"plan {plan.id}.{plan.generation} ({plan.kind})"
+    name = name_of(plan)
     for tier in (plan.source, plan.destination):
         if tier not in num_blocks:
             raise TransferError(f"{name}: this mover copies between {' and '.join(num_blocks)}, not {tier!r}")

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, TransferError
 from ..plans import Plan, Tier
 from .arena import HostArena
-from .base import Book, Ticket, check_plan, finite
+from .base import Book, Ticket, as_transfer_error, check_plan, finite
 from .cupy_pool import CupyPool, IndexBuffer
 from .device import Event, Stream
 from .lanes import Lane, Path, Slot, UnderWay, choose_path, merged
@@ -151,7 +151,7 @@ class CupyMover:
                     buffer = self._pool.indices.take(max(1, len(plan)))
                     self._staged(lane, plan, buffer)
             except Exception as fault:
-                error = fault if isinstance(fault, TransferError) else TransferError(f"{type(fault).__name__}: {fault}")
+                error = as_transfer_error(fault)
             except BaseException:
                 error = TransferError("its copies were interrupted when some of them were queued")
                 raise
@@ -244,7 +244,7 @@ class CupyMover:
             self._device.wait(last, event)
             self._device.record(event, last)
         except Exception as fault:
-            self._failed = TransferError(f"{type(fault).__name__}: {fault}")
+            self._failed = as_transfer_error(fault)
 
     def _direct(self, lane: Lane, plan: Plan) -> None:
         """Every piece of every block, in as few calls as the driver takes."""

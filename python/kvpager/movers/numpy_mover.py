@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, TransferError
 from ..plans import Plan, Tier
 from .arena import HostArena
-from .base import Book, Ticket, check_copies, check_plan, finite
+from .base import Book, Ticket, as_transfer_error, check_copies, check_plan
 from .layout import Layout, Share
 from .memory import describe
 
@@ -136,10 +136,7 @@ class NumpyMover:
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`."""
-        seconds = finite(timeout)
-        self._book.check_here()
-        self._book.wait_until(lambda: not self._book.pending(tickets), seconds)
-        return self._book.report()
+        return self._book.wait(timeout, tickets)
 
     def close(self) -> None:
         """Ends the MiB or block that is being copied, fails the rest, ends the worker.
@@ -191,11 +188,8 @@ class _Worker:
             try:
                 self._wait_for(after)
                 self._copy(ticket)
-            except TransferError as refused:
-                error = refused
-            except BaseException as failed:
-                error = TransferError(f"{type(failed).__name__}: {failed}")
-                error.__cause__ = failed
+            except BaseException as fault:
+                error = as_transfer_error(fault)
             with book.lock:
                 book.end(ticket, error)
 

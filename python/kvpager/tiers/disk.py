@@ -29,9 +29,9 @@ class DiskStore:
 
     All files of the store together never have more than ``max_bytes``, each counted in whole pages of 4,096; where
     there is no room, the *segment* (file of records) that was used longest ago is dropped whole; of those that one call
-    used, the newest, since blocks lie behind their parents. A segment has ``segment_bytes`` but at least 8 records; None
-    takes a sixteenth of the limit, at most 64 MiB (of a store above 16 GiB a 256th). When segments were used is kept in
-    memory only: after a restart the oldest goes first.
+    used, the newest, since blocks lie behind their parents. A segment has ``segment_bytes`` but at least 8 records;
+    None takes a sixteenth of the limit, at most 64 MiB (of a store above 16 GiB a 256th). When segments were used is
+    kept in memory only: after a restart the oldest goes first.
 
     What ``put_many`` has answered survives the end of the process, however it ends. ``sync`` says what survives a
     loss of power: ``"segment"`` full segments and what was there at ``close``; ``"always"`` what ``put_many`` has
@@ -41,9 +41,24 @@ class DiskStore:
     or the system refuses (permissions, a read-only disk). A full disk is no error but ``dropped`` and
     ``write_errors``.
 
-    Memory: 56 bytes a record at most. Opening reads 24 bytes a record, or looks through the segments of a process that
-    did not close.
+    Memory: some 40 bytes a record and 60 at most (24 of them for each slot of the segment being filled, used or not).
+    Opening reads 24 bytes a record, or looks through the last segment of a process that did not close.
+
+    >>> import tempfile, numpy as np
+    >>> rows = np.arange(3 * 4096, dtype=np.uint8).reshape(3, 4096)      # a host arena: a block is a row
+    >>> keys, metas = np.full((2, 32), 7, np.uint8), np.zeros((2, 32 + 4 * 16), np.uint8)
+    >>> keys[1], metas[1, :32], metas[1, 32] = 8, keys[0], 99            # the second block's parent is the first
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     with DiskStore(path, row_bytes=4096, block_size=16, max_bytes=1 << 24, identity=b"llama bf16") as store:
+    ...         print(store.put_many(keys, metas, rows, np.array([0, 2], np.int32)))
+    ...     with DiskStore(path, row_bytes=4096, block_size=16, max_bytes=1 << 24, identity=b"llama bf16") as store:
+    ...         print(store.get_many(keys, metas, rows, np.array([1, 0], np.int32)), store.delete_many(keys[:1]))
+    [ True  True]
+    [ True  True] 2
     """
+
+    _log: LogStore
+    _is_closed = True  # until it has been opened
 
     def __init__(
         self,
@@ -69,9 +84,6 @@ class DiskStore:
             None if segment_bytes is None else _size("segment_bytes", segment_bytes),
         )
         self._is_closed = False
-
-    _log: LogStore
-    _is_closed = True  # until it has been opened
 
     @property
     def path(self) -> str:
@@ -116,7 +128,7 @@ class DiskStore:
         """Delete records and all below them: zeros over their heads, on the disk when this returns (but for sync
         "never").
 
-        Their space comes back with their segment, at once if no other record is in it. Needs 16 bytes for each record
+        Their space comes back with their segment, at once if no other record is in it. Needs 17 bytes for each record
         of the store meanwhile.
         """
         return self._log.delete_many(self._shape.keys(keys).reshape(-1))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError, TransferError
 from ..movers.arena import HostArena
-from ..movers.base import Book, Ticket, check_ids, finite
+from ..movers.base import Book, Ticket, as_transfer_error, check_ids, name_of
 from ..plans import Plan, StoreKeys
 from .store import KEY_BYTES, ROOT, Store
 
@@ -28,7 +28,8 @@ _AT_ONCE = 1 << 26
 
 class StoreMover:
     """Copies between the rows of a host arena and a store: one thread reads, one writes. It is a mover
-    (:class:`kvpager.movers.Mover`): it knows no pager, and the caller passes on what its tickets say.
+    (:class:`kvpager.movers.Mover`): it knows no pager, and the caller passes on what its tickets say. A save and a load
+    are not kept in order; no pager plans two at once that have a host block in common.
 
     What waits to be written is bounded by `max_queued_bytes`: a save beyond it fails at once, and its blocks are
     counted (`num_dropped_blocks`). A load ends at the first block that the store has not got (its ticket fails,
@@ -105,10 +106,7 @@ class StoreMover:
 
     def wait(self, timeout: float, tickets: Sequence[Ticket] | None = None) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.wait`."""
-        seconds, book = finite(timeout), self._desk.book
-        book.check_here()
-        book.wait_until(lambda: not book.pending(tickets), seconds)
-        return book.report()
+        return self._desk.book.wait(timeout, tickets)
 
     @contextlib.contextmanager
     def nothing_written(self) -> Iterator[None]:
@@ -139,14 +137,12 @@ class StoreMover:
         self.close()
 
     def _check(self, plan: Plan) -> None:
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plan must be a kvpager.Plan, not {type(plan).__name__}")
-        name = f"plan {plan.id}.{plan.generation} ({plan.kind})"
+        name = name_of(plan)
         if plan.kind not in ("save", "load") or not isinstance(plan.records, StoreKeys):
             raise TransferError(f"{name}: this mover carries out saves and loads, which have records")
         ids = plan.source_ids if plan.kind == "save" else plan.destination_ids
         check_ids(ids, self._host.num_blocks, f"{name}: host block", "host arena")
-        expected = {"keys": (len(ids), 32), "metas": (len(ids), self._store.meta_bytes)}
+        expected = {"keys": (len(ids), KEY_BYTES), "metas": (len(ids), self._store.meta_bytes)}
         for what, array in plan.records._asdict().items():
             if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != expected[what]:
                 raise TransferError(
@@ -209,11 +205,8 @@ class _Desk:
                 error: TransferError | None = None
                 try:
                     self._carry_out(ticket)
-                except TransferError as refused:
-                    error = refused
-                except BaseException as failed:
-                    error = TransferError(f"{type(failed).__name__}: {failed}")
-                    error.__cause__ = failed
+                except BaseException as fault:
+                    error = as_transfer_error(fault)
                 with self.book.lock:
                     self.end(ticket, error)
 

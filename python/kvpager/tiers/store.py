@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..errors import ConfigError
 
-__all__ = ["KEY_BYTES", "Records", "Shape", "Store"]
+__all__ = ["KEY_BYTES", "ROOT", "Arguments", "Bytes", "Shape", "Store", "without"]
 
 KEY_BYTES = 32
 """Bytes of a key, and of the parent's key at the start of a meta."""
@@ -95,7 +95,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class Arguments:
     """Checked arguments of ``get_many`` and ``put_many``: keys, metas and row ids C-contiguous, rows as they are."""
 
     keys: Bytes
@@ -127,7 +127,7 @@ class Shape:
 
     def records(
         self, keys: Bytes, metas: Bytes, rows: Bytes, row_ids: npt.NDArray[np.int32], *, writes_rows: bool
-    ) -> Records:
+    ) -> Arguments:
         """Arguments of ``get_many`` (which writes to rows) or ``put_many``, checked."""
         keys = self.keys(keys)
         metas = np.ascontiguousarray(_checked("metas", metas, np.uint8, (len(keys), self.meta_bytes)))
@@ -143,7 +143,7 @@ class Shape:
                 raise ValueError("rows are read-only: get_many writes to them")
             if len(np.unique(row_ids)) < len(row_ids):
                 raise ValueError("a row id comes twice: each record needs a row of its own")
-        return Records(keys, metas, rows, row_ids)
+        return Arguments(keys, metas, rows, row_ids)
 
 
 def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:

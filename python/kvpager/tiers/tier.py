@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -62,8 +63,8 @@ class Tier:
       there.
     - ``tier.report()`` once in each turn of the loop: tells the pager what has ended.
 
-    None of these waits for the store: reads and writes (and the question what a store on another machine has) run in
-    threads. ``pager.reset()`` without a new identity and ``pager.forget(...)`` act in the store, too. What the store
+    None of these waits for the store: threads read and write, and ask a store on another machine what it has.
+    ``pager.reset()`` without a new identity and ``pager.forget(...)`` act in the store, too. What the store
     has lost is a miss. Safe to call from several threads.
     """
 
@@ -85,7 +86,7 @@ class Tier:
         self._lock = threading.RLock()
         self._loadings: dict[Plan, list[Loading]] = {}
         self._reports: deque[Ticket] = deque()
-        self._looks: deque[_Look] = deque()
+        self._looks: deque[tuple[_Look, Future[int]]] = deque()
         self._looker = None if store.is_local else ThreadPoolExecutor(1, "kvpager-store-look")
         self._num_refused_saves = 0
         self._stale: BaseException | None = None
@@ -142,8 +143,7 @@ class Tier:
             if self._looker is None:
                 return self._begin(look, self._num_there(keys, first))
             look.prompt = np.array(prompt, np.int64)  # The caller may change it meanwhile.
-            look.answer = self._looker.submit(self._num_there, keys, first)
-            self._looks.append(look)
+            self._looks.append((look, self._looker.submit(self._num_there, keys, first)))
             return look.loading
 
     def match(self, prompt: Tokens, *, namespace: Namespace = b"") -> int:
@@ -203,8 +203,8 @@ class Tier:
             return not (self._looks or self._reports) and self._mover.is_idle
 
     def _begin_looks(self) -> None:
-        while self._looks and (answer := self._looks[0].answer) is not None and answer.done():
-            look = self._looks[0]
+        while self._looks and self._looks[0][1].done():
+            look, answer = self._looks[0]
             if answer.cancelled() or answer.exception() is not None or self._begin(look, answer.result()) is None:
                 look.loading._done = True
             self._looks.popleft()
@@ -300,7 +300,7 @@ class Tier:
                 self._is_closed = True
                 if self._looker is not None:
                     self._looker.shutdown(wait=False, cancel_futures=True)
-                for look in self._looks:
+                for look, _ in self._looks:
                     look.loading._done = True
                 self._looks.clear()
                 self._mover.close()
@@ -322,16 +322,17 @@ class Tier:
             raise TransferError("the store may have what was dropped: clear() the tier first") from self._stale
 
 
+@dataclass(eq=False)
 class _Look:
-    """What a prompt wants, while it is asked what the store has."""
+    """What a prompt wants, while the store is asked what it has."""
 
-    def __init__(self, loading: Loading, prompt: Tokens, namespace: Namespace, least: int, first: int) -> None:
-        self.loading = loading
-        self.prompt = prompt
-        self.namespace = namespace
-        self.least = least
-        self.first = first
-        self.answer: Future[int] | None = None
+    loading: Loading
+    prompt: Tokens
+    namespace: Namespace
+    least: int
+    """Tokens that the store must have, from the first on."""
+    first: int
+    """Blocks that it is not asked for: the host has them."""
 
 
 class DiskTier(Tier):

@@ -119,7 +119,7 @@ pub fn tick(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
     Err(PyValueError::new_err(format!("{name} is {}; it must be 0 to 9223372036854775807", shown(value)?)))
 }
 
-/// A number of something, 0 or more: as much as there can be, if it is more.
+/// A number of something, 0 or more. One that is too large to count with is as good as the largest.
 pub fn amount(value: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
     let index = index_of(value, name)?;
     if index.lt(0)? {

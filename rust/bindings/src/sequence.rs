@@ -363,7 +363,8 @@ impl PySequence {
         made.build(py)
     }
 
-    /// As `swap_out`, but None where that raises OutOfBlocks (not NeverFits: waiting cannot help). Compare with `is None`: an empty plan is false.
+    /// As `swap_out`, but None where that raises OutOfBlocks (not NeverFits: waiting cannot help). Compare with `is None`:
+    /// an empty plan is false.
     fn try_swap_out<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let made = self.shared.change(py, |pager| {
             let id = none_if_full(pager.swap_out(self.handle))?;

@@ -240,6 +240,7 @@ pub fn inspect_segment(
             kvpager_store::look(&path, geometry, number)
         }
     })?;
+    let is_unusable = report.as_ref().is_some_and(SegmentReport::is_unusable);
     let Some(SegmentReport { bytes, slots, records, deleted, damaged, unfinished_bytes, keys }) = report else {
         return Ok(None);
     };
@@ -247,6 +248,7 @@ pub fn inspect_segment(
     dict.set_item("number", number)?;
     dict.set_item("bytes", bytes)?;
     dict.set_item("slots", slots)?;
+    dict.set_item("unusable", is_unusable)?;
     dict.set_item("records", records)?;
     dict.set_item("deleted", deleted)?;
     dict.set_item("damaged", damaged)?;

@@ -38,6 +38,17 @@ pub struct Records {
 }
 
 impl Records {
+    /// Consecutive blocks of a path, whole units of it; `above` is the key of the block above.
+    ///
+    /// # Errors
+    /// `Memory` if the allocator refuses.
+    pub fn below(above: Digest, tokens: &[Token], block_size: usize) -> Result<Self> {
+        let mut records = Self::default();
+        records.reserve(tokens.len() / block_size, block_size)?;
+        records.push(above, tokens, block_size);
+        Ok(records)
+    }
+
     /// Makes room for so many more blocks.
     ///
     /// # Errors
@@ -56,9 +67,8 @@ impl Records {
         self.metas.drain(..blocks.start * bytes);
     }
 
-    /// Adds consecutive blocks of a path, whole units of it; `above` is the key of the block above. `reserve` made room.
-    pub fn push(&mut self, above: Digest, tokens: &[Token], block_size: usize) {
-        let mut above = above;
+    /// Adds blocks as `below` makes them. `reserve` made room.
+    pub fn push(&mut self, mut above: Digest, tokens: &[Token], block_size: usize) {
         let mut rest = tokens;
         while !rest.is_empty() {
             let (unit, others) = rest.split_at(first_unit(rest, block_size) * block_size);
@@ -117,10 +127,7 @@ mod tests {
     const C: Token = CONTENT_START;
 
     fn records(tokens: &[Token]) -> Records {
-        let mut records = Records::default();
-        records.reserve(tokens.len() / 2, 2).expect("memory");
-        records.push(root(b"model", b"\0a", 2), tokens, 2);
-        records
+        Records::below(root(b"model", b"\0a", 2), tokens, 2).expect("memory")
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::digest::{Digest, Records};
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Handle, NodeId, Token};
 pub use crate::ids::{PlanId, Tier};
-use crate::memory::{with_capacity, zeroed};
+use crate::memory::{Table, with_capacity, zeroed};
 use crate::sequence::Sequence;
 
 /// How far a plan is. (One that has ended is no more.)
@@ -286,8 +286,8 @@ pub struct Plans {
     in_flight: InFlight,
     /// Fetches that somebody waits for, by their places and their order.
     fetches: BTreeMap<(NodeId, u32, u64), PlanId>,
-    /// Loads of which all is still wanted, by the keys of their first blocks.
-    loads: BTreeMap<Digest, PlanId>,
+    /// Loads of which all is still wanted, by the keys of their first blocks; room for one more.
+    loads: Table<Digest, PlanId>,
 }
 
 /// Device blocks that offloads bring to the host.
@@ -320,7 +320,7 @@ impl Plans {
             quarantined: [0; 3],
             in_flight: InFlight { is_there: zeroed(num_blocks)?, count: 0 },
             fetches: BTreeMap::new(),
-            loads: BTreeMap::new(),
+            loads: Table::default(),
         })
     }
 
@@ -347,6 +347,7 @@ impl Plans {
     /// `Memory` if the allocator refuses.
     pub fn reserve(&mut self) -> Result<()> {
         self.slots.try_reserve(1)?;
+        self.loads.try_reserve(1)?;
         Ok(self.free.try_reserve(self.slots.len() + 1 - self.free.len())?)
     }
 
@@ -458,10 +459,7 @@ impl Plans {
                 Some(_) => continue,
             };
             load.stop = load.stop.min(stop);
-            let first = load.records.keys[0];
-            if self.loads.get(&first) == Some(&plan.id) {
-                self.loads.remove(&first);
-            }
+            forget_load(&mut self.loads, load, plan.id);
         }
     }
 
@@ -489,12 +487,7 @@ impl Plans {
             Work::Fetch { place: (node, hash), .. } => {
                 self.fetches.remove(&(node, hash, plan.serial));
             }
-            Work::Load(ref load) => {
-                let first = load.records.keys[0];
-                if self.loads.get(&first) == Some(&plan.id) {
-                    self.loads.remove(&first);
-                }
-            }
+            Work::Load(ref load) => forget_load(&mut self.loads, load, plan.id),
             Work::SwapOut { .. } | Work::SwapIn { .. } | Work::Save { .. } => {}
         }
     }
@@ -531,5 +524,13 @@ impl Plans {
         plans.extend(self.iter());
         plans.sort_unstable_by_key(|plan: &&Plan| plan.serial);
         Ok(plans)
+    }
+}
+
+/// Nobody may wait for a load any more: who wants its blocks has another one made.
+fn forget_load(loads: &mut Table<Digest, PlanId>, load: &Load, id: PlanId) {
+    let first = load.records.keys[0];
+    if loads.get(&first) == Some(&id) {
+        loads.remove(&first);
     }
 }

@@ -190,7 +190,7 @@ impl Index {
     /// What is not to be there any more without these keys, in order of position: all but the records whose chains of
     /// parents lead to a root without any of them. That is their records, all below, and what hangs in the air: it may be
     /// of what was below, where something in between was lost. Replaced records go, too. Without a root all records are
-    /// below it. Looks at all records, and needs some 50 bytes for each meanwhile.
+    /// below it. Looks at all records, and needs 17 bytes for each meanwhile.
     pub fn without(&self, keys: &[Prefix]) -> Vec<Position> {
         let all = self
             .members()
@@ -199,19 +199,20 @@ impl Index {
             all.map(|at| (entry_at(&self.members, at.pack()).parent, at.pack())).collect();
         by_parent.sort_unstable();
         let doomed: HashSet<Prefix> = keys.iter().copied().collect();
-        let mut kept = HashSet::new();
+        let mut kept = vec![false; by_parent.len()];
         let mut open = if keys.iter().any(|key| key.starts_with(&ROOT)) { vec![] } else { vec![ROOT] };
         while let Some(parent) = open.pop() {
             let first = by_parent.partition_point(|(other, _)| *other < parent);
-            for &(_, at) in by_parent[first..].iter().take_while(|(other, _)| *other == parent) {
+            let children = by_parent[first..].iter().take_while(|(other, _)| *other == parent);
+            for (&(_, at), kept) in children.zip(&mut kept[first..]) {
                 let child = entry_at(&self.members, at).key;
-                let is_found = self.find(&child) == Some(Position::unpack(at));
-                if is_found && !doomed.contains(&child) && kept.insert(at) {
+                if !*kept && !doomed.contains(&child) && self.find(&child) == Some(Position::unpack(at)) {
+                    *kept = true;
                     open.push(beginning(&child));
                 }
             }
         }
-        let gone = by_parent.into_iter().map(|(_, at)| at).filter(|at| !kept.contains(at));
+        let gone = by_parent.into_iter().zip(kept).filter(|(_, kept)| !kept).map(|((_, at), _)| at);
         let mut gone: Vec<Position> =
             gone.filter(|&at| !entry_at(&self.members, at).is_dead()).map(Position::unpack).collect();
         gone.sort_unstable();

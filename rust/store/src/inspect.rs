@@ -2,12 +2,17 @@
 
 use std::io;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::files::{self, Manifest, keys_path, list, segment_path};
-use crate::format::Geometry;
+use crate::format::{Geometry, HEADER_BYTES};
 use crate::open;
 use crate::read::Reader;
+
+/// So many damaged slots of a segment are looked at twice. A writer deletes one at a time.
+const LOOKS_AGAIN: u64 = 8;
 
 /// What is in a directory.
 #[derive(Debug, Clone)]
@@ -38,7 +43,7 @@ pub enum Keys {
 pub struct SegmentReport {
     /// Bytes of its file.
     pub bytes: u64,
-    /// Slots that it has room for; 0 if its header is damaged or another store's.
+    /// Slots that it has room for; 0 if its header is damaged, another store's, or not there yet.
     pub slots: u32,
     /// Records. With `verify`, whole ones; else what the keys or the heads of the records tell.
     pub records: u64,
@@ -50,6 +55,14 @@ pub struct SegmentReport {
     pub unfinished_bytes: u64,
     /// Its keys.
     pub keys: Keys,
+}
+
+impl SegmentReport {
+    /// Is it no segment of this store's? One that is about to be made has no header yet.
+    #[must_use]
+    pub fn is_unusable(&self) -> bool {
+        self.slots == 0 && self.bytes >= HEADER_BYTES
+    }
 }
 
 /// Looks what is in a directory.
@@ -108,9 +121,15 @@ fn read(directory: &Path, geometry: Geometry, number: u64, checked: bool) -> io:
         return Ok(report);
     }
     let mut reader = Reader::new(geometry);
-    let mut end = geometry.offset(0);
+    let mut end = if slots == 0 { 0 } else { geometry.offset(0) };
     for slot in 0..slots as usize {
-        let Some(seen) = reader.look(&file, number, slot, checked)? else { break };
+        let Some(mut seen) = reader.look(&file, number, slot, checked)? else { break };
+        if seen.entry.is_none() && !seen.is_blank && report.damaged < LOOKS_AGAIN {
+            // It may be about to be deleted: zeros in one half of its head, and not yet in the other.
+            thread::sleep(Duration::from_millis(1));
+            reader.begin();
+            seen = reader.look(&file, number, slot, checked)?.unwrap_or(seen);
+        }
         end = geometry.offset(slot + 1);
         match seen.entry {
             Some(_) => report.records += 1,
@@ -118,6 +137,8 @@ fn read(directory: &Path, geometry: Geometry, number: u64, checked: bool) -> io:
             None => report.damaged += 1,
         }
     }
-    report.unfinished_bytes = bytes.saturating_sub(end);
+    if !report.is_unusable() {
+        report.unfinished_bytes = bytes.saturating_sub(end);
+    }
     Ok(report)
 }

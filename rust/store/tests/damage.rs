@@ -152,7 +152,7 @@ fn verify_counts_what_is_damaged() {
     store.delete_many(&[support::key(18)]).unwrap();
     drop(store);
     flip(&folder.files(".seg")[0], 64 + RECORD_BYTES - 10);
-    fs::write(&folder.files(".seg")[1], b"not a segment").unwrap();
+    fs::write(&folder.files(".seg")[1], [7; 100]).unwrap();
     let geometry = inspect(&folder.0).unwrap().manifest.geometry;
     let counts = |number| {
         let report = verify(&folder.0, geometry, number).unwrap().unwrap();
@@ -162,4 +162,31 @@ fn verify_counts_what_is_damaged() {
     assert_eq!(counts(1), (0, 0, 0, 0));
     assert_eq!(counts(2), (8, 2, 1, 0));
     assert_eq!(verify(&folder.0, geometry, 9).unwrap(), None);
+}
+
+#[test]
+fn what_lies_behind_the_last_record_is_cut_off_and_its_slots_are_used_again() {
+    let (folder, settings) = made();
+    let geometry = inspect(&folder.0).unwrap().manifest.geometry;
+    for path in folder.files(".seg") {
+        let mut content = fs::read(&path).unwrap();
+        content.extend(vec![0xaa; 3 * RECORD_BYTES as usize + 5]);
+        fs::write(&path, content).unwrap();
+    }
+    drop(LogStore::open(&settings).unwrap());
+    for number in 0..3 {
+        let report = look(&folder.0, geometry, number).unwrap().unwrap();
+        assert_eq!((report.keys, report.unfinished_bytes), (Keys::Good, 0), "segment {number}");
+    }
+    let path = &folder.files(".seg")[2];
+    let mut content = fs::read(path).unwrap();
+    content.extend(vec![0xaa; 3 * RECORD_BYTES as usize]);
+    fs::write(path, content).unwrap();
+    let store = LogStore::open(&settings).unwrap();
+    assert!(put(&store, &[(19, 0)])[0]);
+    // While it is written to, nothing says its keys.
+    assert_eq!(look(&folder.0, geometry, 2).unwrap().unwrap().keys, Keys::Missing);
+    drop(store);
+    let report = look(&folder.0, geometry, 2).unwrap().unwrap();
+    assert_eq!((report.keys, report.bytes, report.records), (Keys::Good, 64 + 4 * RECORD_BYTES, 4));
 }

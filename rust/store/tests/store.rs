@@ -309,3 +309,18 @@ fn readers_beside_a_writer_read_right_bytes_or_none() {
     let stats = store.stats().unwrap();
     assert_eq!((stats.read_errors, stats.write_errors), (0, 0), "{stats:?}");
 }
+
+#[test]
+fn half_a_key_is_a_hint() {
+    let folder = Folder::new();
+    let store = LogStore::open(&settings(&folder.0, ROW_BYTES, 1 << 20)).unwrap();
+    put(&store, &[(0, 0)]);
+    let mut arena = support::Arena::new(1, ROW_BYTES);
+    // Key 20 agrees with key 0 in the half that the index keeps; the meta is that of 0.
+    assert_eq!(store.contains_many(&[key(20)]).unwrap(), [true]);
+    assert_eq!(store.get_many(&[key(20)], &support::meta(0, 0), &mut arena, &[0]).unwrap(), [false]);
+    assert_eq!(store.get_many(&[key(0)], &support::meta(0, 0), &mut arena, &[0]).unwrap(), [true]);
+    assert_eq!(store.put_many(&[key(20)], &support::meta(0, 0), &arena, &[0]).unwrap(), [true]);
+    assert_eq!(store.get_many(&[key(20)], &support::meta(0, 0), &mut arena, &[0]).unwrap(), [true]);
+    assert_eq!(store.get_many(&[key(0)], &support::meta(0, 0), &mut arena, &[0]).unwrap(), [false]);
+}

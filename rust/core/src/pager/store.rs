@@ -32,11 +32,8 @@ impl Pager {
         super::admit::check_prompt(tokens)?;
         let block_size = self.config.block_size;
         let blocks = whole_units(tokens, tokens.len() / block_size, block_size);
-        let mut records = Records::default();
-        records.reserve(blocks, block_size)?;
         let top = root(&self.config.identity, namespace, block_size);
-        records.push(top, &tokens[..blocks * block_size], block_size);
-        Ok(records)
+        Records::below(top, &tokens[..blocks * block_size], block_size)
     }
 
     // ---- save ------------------------------------------------------------------------------------------------------
@@ -69,14 +66,15 @@ impl Pager {
         let Some(host) = &mut self.host else { return };
         let mut at = 0;
         for &(node, len) in chains {
-            let live = host.index.live_part(node, usize::MAX).blocks.saturating_sub(usize::MAX - len);
+            // As many of its last blocks as these were forgotten, or more than it has.
+            let forgotten = usize::MAX - host.index.live_part(node, usize::MAX).blocks;
             // What is behind a hole would not be found without it.
-            let num_stored = (at..at + live).take_while(|&nth| end.is_done(nth)).count();
+            let num_stored = (at..at + len.saturating_sub(forgotten)).take_while(|&nth| end.is_done(nth)).count();
             for (nth, &block) in blocks[at..at + len].iter().enumerate() {
                 host.stored.end(block, nth < num_stored);
             }
             self.counters.saved_blocks += num_stored as u64;
-            if num_stored == 0 && matches!(end, End::Failed(_)) {
+            if matches!(end, End::Failed(_)) && !end.is_done(at) {
                 host.doubt_above(node, len);
             }
             at += len;
@@ -103,10 +101,8 @@ impl Pager {
         if wanted <= start {
             return Ok(None);
         }
-        let mut records = Records::default();
-        records.reserve(wanted, block_size)?;
         let top = root(&self.config.identity, namespace, block_size);
-        records.push(top, &tokens[..wanted * block_size], block_size);
+        let mut records = Records::below(top, &tokens[..wanted * block_size], block_size)?;
         if let Some(id) = self.plans.load_at(&records.keys[start]) {
             return Ok(Some(id));
         }
@@ -188,7 +184,7 @@ fn draft_chain(host: &mut Host, identity: &[u8], node: NodeId, wanted: usize, dr
     if count == 0 {
         return Ok(false);
     }
-    // With the block above them, if there is one: they must not go on where a run began.
+    // With the block above them, if there is one: a chain must not begin within a run of content tokens.
     let with_above = count + usize::from(above.is_some());
     let (mut tokens, mut blocks) = (with_capacity(with_above * block_size)?, with_capacity(with_above)?);
     host.index.push_last(node, with_above, &mut tokens, &mut blocks);
@@ -232,9 +228,7 @@ fn key_above(host: &Host, identity: &[u8], node: NodeId, count: usize) -> Result
     let mut tokens = with_capacity(blocks * block_size)?;
     let top = host.index.push_path_tokens(node, blocks, &mut tokens);
     let root = root(identity, &host.index.root(top).name, block_size);
-    let mut records = Records::default();
-    records.reserve(blocks - count, block_size)?;
-    records.push(root, &tokens[..(blocks - count) * block_size], block_size);
+    let records = Records::below(root, &tokens[..(blocks - count) * block_size], block_size)?;
     Ok(records.keys.last().copied().unwrap_or(root))
 }
 

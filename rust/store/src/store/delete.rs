@@ -42,7 +42,7 @@ impl LogStore {
             }
         }
         if !positions.is_empty() && self.sync != SyncPolicy::Never {
-            let _ = self.count(&sync_directory(&self.directory));
+            self.count(&sync_directory(&self.directory));
         }
         outcome.map(|()| count)
     }

@@ -35,9 +35,8 @@ impl LogStore {
             expected.write(&directory, settings.sync != SyncPolicy::Never)?;
         } else {
             return Err(Error::Config(format!(
-                "{} has segments of a store, but no manifest that says what is in them, or one that is no regular
-                file: \
-                 delete them to start again",
+                "{} has segments of a store, but no manifest that says what is in them, or one that is no regular \
+                 file: delete them to start again",
                 directory.display()
             )));
         }
