@@ -27,7 +27,7 @@ def token_trace(
         form="tokens",
         block_size=None,
         lines=np.arange(1, count + 1),
-        timestamps_ms=np.arange(count) * every_ms,
+        timestamps_ms=np.arange(count, dtype=np.float64) * every_ms,
         input_lengths=np.array([len(prompt) for prompt in prompts], np.int64),
         output_lengths=np.array([output if answers is None else len(a) for a in (answers or nothing)], np.int64),
         service_ms=np.full(count, np.nan),
@@ -63,4 +63,5 @@ def made(kind: str, seed: int = 0, **shape: Any) -> Trace:
 
 
 def case(trace: Trace, **engine: Any) -> Case:
-    return Case(trace, **({"block_size": 16, "speed": SPEED} | engine))
+    engine.setdefault("block_size", 16)
+    return Case(trace, speed=SPEED, **engine)

@@ -132,9 +132,7 @@ class Case:
         """Serve the requests; `num_blocks` in place of the pool that there is."""
         key = (setting, num_blocks)
         if key not in self._runs:
-            admission = Watermark(setting.watermark) if setting.watermark else FirstCome()
-            engine = self._engine(setting, admission, num_blocks)
-            self._runs[key] = engine.run(self.progress)
+            self._runs[key] = self._engine(setting, _admission(setting), num_blocks).run(self.progress)
         return self._runs[key]
 
     def preempts(self, setting: Setting) -> bool:
@@ -165,8 +163,7 @@ class Case:
     def run_of(self, trace: Trace) -> Result:
         """Other requests, served as it is."""
         setting = self.as_it_is
-        admission = Watermark(setting.watermark) if setting.watermark else FirstCome()
-        return self._engine(setting, admission, None, load_from_trace(trace)).run(self.progress)
+        return self._engine(setting, _admission(setting), None, load_from_trace(trace)).run(self.progress)
 
     def load(self, setting: Setting) -> Load:
         if setting.moved not in self._loads:
@@ -196,6 +193,10 @@ class Case:
                 f"this request needs {needed[longest]:,} blocks of {self.as_it_is.block_size} tokens before it ends"
             )
             raise self.trace.error(longest, None, f"{problem} and would never fit in a pool of {num_blocks:,}")
+
+
+def _admission(setting: Setting) -> FirstCome:
+    return Watermark(setting.watermark) if setting.watermark else FirstCome()
 
 
 def measures(result: Result, num_blocks: int) -> Measures:
