@@ -14,10 +14,15 @@ from PIL import Image
 
 from kvpager.cli import main
 
+CURVE = (
+    "first-come,watermark:5%,limit:40,watermark:20%,limit:32,reserve"  # the pools of these are drawn
+    ",watermark:1%,watermark:2%,watermark:10%,watermark:30%,limit:36,limit:42,limit:44,limit:48,limit:64"
+)
 PICTURES = {
     "fragmentation.png": ["fragmentation"],
     "prefix.png": ["prefix"],
     "cost.png": ["cost", "--model", "llama-2-7b"],
+    "load-control.png": ["simulate", "thrash", "--policy", CURVE],
 }
 COLOURS = 32
 

@@ -402,6 +402,59 @@ def test_a_policy_may_scan_past_who_does_not_fit() -> None:
     assert passed.record.finished_s.argsort().tolist() == [2, 0, 1]
 
 
+def test_a_policy_may_decide_and_admit_in_one_call_of_its_own() -> None:
+    class Controller:
+        """Stands for a controller that has the pager, and keeps sequences of its own."""
+
+        name, watermark, scan = "controller", 0.0, 0
+
+        def __init__(self) -> None:
+            self.running: dict[int, int] = {}
+
+        def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+            assert request is engine.waiting[0]
+            if sum(self.running.values()) + engine.most_blocks(request) > engine.config.num_blocks:
+                return None
+            self.running[request.index] = engine.most_blocks(request)
+            if request.sequence is not None:
+                return request.sequence.resume()
+            return engine.pager.admit(request.prompt)
+
+        def finished(self, engine: Engine, request: Request) -> None:
+            del self.running[request.index]
+
+        def preempted(self, engine: Engine, request: Request) -> None:
+            raise AssertionError("it reserves what they may need")
+
+    controller = Controller()
+    load = SCENARIOS["thrash"](1, 40)
+    result = finished(Engine(load, EngineConfig(num_blocks=700), SPEED, controller))
+    assert (result.preemptions, result.admission, controller.running) == (0, "controller", {})
+
+
+def test_who_waits_costs_nothing() -> None:
+    """Only the front of the queue is asked about, once a step, and a prompt is made once, when it is."""
+    load = lengths_load([(20, 10 + i % 7) for i in range(300)])
+    made: list[int] = []
+
+    class Counting(SystemPrompts):
+        def prompt(self, index: int) -> NDArray[np.int32]:
+            made.append(index)
+            return super().prompt(index)
+
+    class Asked(FirstCome):
+        times = 0
+
+        def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+            Asked.times += 1
+            return engine.enter(request)
+
+    counted = replace(load, texts=Counting([], np.full(300, -1), load.input_lengths, 1))
+    result = finished(Engine(counted, TINY, SPEED, Asked()))
+    assert made == list(range(300))
+    assert Asked.times <= result.steps + load.num_requests + result.preemptions
+
+
 def test_a_policy_hears_what_became_of_its_decisions() -> None:
     heard: list[str] = []
 
@@ -490,9 +543,17 @@ def test_a_token_trace_is_its_own_tokens(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_nothing_is_one_token(tmp_path: Path) -> None:
-    load = trace_load(tmp_path / "t.jsonl", {"input_length": 3, "output_length": 0})
-    assert load.output_lengths.tolist() == [1]
-    assert finished(Checked(load, TINY, SPEED)).steps == 1
+    requests: list[dict[str, object]] = [
+        {"input_length": 3, "output_length": 0},
+        {"input_length": 3, "output_length": 0, "block_size": 4, "hash_ids": [], "output_hash_ids": []},
+        {"tokens": [1, 2, 3], "output_tokens": []},
+    ]
+    for request in requests:
+        load = trace_load(tmp_path / "t.jsonl", request)
+        assert load.output_lengths.tolist() == [1]
+        result = finished(Checked(load, TINY, SPEED))
+        assert (result.steps, np.isnan(result.itl.p50)) == (1, True)
+        assert result.as_dict()["itl"]["p50"] is None
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -300,11 +301,16 @@ def _rows(study: Study) -> list[list[str]]:
             "running": f"{result.running_mean:.1f}",
             "useful/s": f"{result.useful_tokens_per_s:,.0f}",
             "TTFT p50, s": f"{result.ttft.p50:,.3f}",
-            "ITL p50, ms": f"{1000 * result.itl.p50:,.2f}",
+            "ITL p50, ms": _ms(result.itl.p50),
         }
-        tails = iter((f"{result.ttft.p99:,.3f}", f"{1000 * result.itl.p99:,.2f}"))
+        tails = iter((f"{result.ttft.p99:,.3f}", _ms(result.itl.p99)))
         rows.append([cells[column] if column in cells else next(tails) for column in columns])
     return rows
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds; a dash where no answer has a second token."""
+    return "-" if math.isnan(seconds) else f"{1000 * seconds:,.2f}"
 
 
 def _print(study: Study) -> None:

@@ -140,6 +140,9 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[tuple[str, str]
                 textcoords="offset points",
                 fontsize="small",
                 color=f"C{number}",
+                # Readable on top of whatever crosses it.
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+                zorder=4,
             )
     if not any(result.hit_tokens for result in results):
         bound = results[0].lower_bound_steps

@@ -1,9 +1,11 @@
 """A continuous-batching engine without a model, to see what admission and victim choice make of a load.
 
+    from kvpager.cost import CostModel
     from kvpager.simulate import Engine, EngineConfig, Speed, Watermark, load_from_trace
     from kvpager.traces import read_trace
 
     load = load_from_trace(read_trace("trace.jsonl"))
+    speed = Speed.of(CostModel.of("llama-3.1-8b", "h100", "25GB/s"))
     result = Engine(load, EngineConfig(num_blocks=20_000), speed, Watermark(0.05)).run()
     print(result.steps, result.preemptions, result.tax, result.ttft.p99)
 

@@ -145,7 +145,7 @@ class BlockIds:
         return prompt
 
     def answer(self, index: int) -> Tokens | None:
-        if not self.trace.has_output[index]:
+        if not self.trace.has_output[index] or not self.trace.output_lengths[index]:
             return None
         size = self.trace.block_size
         assert size is not None
@@ -171,7 +171,8 @@ class TokenTexts:
         return self.trace.prompts.row(index)
 
     def answer(self, index: int) -> Tokens | None:
-        return self.trace.outputs.row(index) if self.trace.has_output[index] else None
+        answer = self.trace.outputs.row(index)
+        return answer if len(answer) else None
 
     def own_token(self, index: int) -> int:
         return self.first_own + index

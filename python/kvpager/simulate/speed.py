@@ -18,7 +18,7 @@ class Speed:
     """Seconds of what a step does.
 
     A step computes or reads, whichever takes longer: ``max(FLOPs / peak, bytes / bandwidth) + overhead``. It reads all
-    weights once, and once the KV of every sequence that takes part.
+    weights once, and once the KV of every sequence that takes part. That MLA expands what is cached is not counted.
     """
 
     name: str
