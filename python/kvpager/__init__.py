@@ -16,7 +16,7 @@ import os
 import warnings
 
 from . import _core
-from ._core import Batch, Pager, Sequence, Step, __version__, build_info
+from ._core import Admission, Batch, Pager, Sequence, Step, __version__, build_info
 from .content import content_tokens
 from .errors import (
     AllocationError,
@@ -33,9 +33,10 @@ from .errors import (
     TransferError,
 )
 from .plans import Plan, PlanStatus, StoreKeys
-from .types import AttachedTier, BatchArrays, Computing, Namespace, PrefixMatch, Stats, Tokens
+from .types import AttachedTier, BatchArrays, Computing, Namespace, Never, PrefixMatch, Stats, Tokens, Wait
 
 __all__ = [
+    "Admission",
     "AllocationError",
     "AttachedTier",
     "Batch",
@@ -45,6 +46,7 @@ __all__ = [
     "ForkedProcess",
     "KvPagerError",
     "Namespace",
+    "Never",
     "NeverFits",
     "OutOfBlocks",
     "Pager",
@@ -62,6 +64,7 @@ __all__ = [
     "TokenTypeError",
     "Tokens",
     "TransferError",
+    "Wait",
     "__version__",
     "build_info",
     "content_tokens",

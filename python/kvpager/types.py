@@ -6,12 +6,23 @@ import dataclasses
 import mmap
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AttachedTier", "BatchArrays", "Computing", "Namespace", "PrefixMatch", "Stats", "Tokens", "WritableBuffer"]
+__all__ = [
+    "AttachedTier",
+    "BatchArrays",
+    "Computing",
+    "Namespace",
+    "Never",
+    "PrefixMatch",
+    "Stats",
+    "Tokens",
+    "Wait",
+    "WritableBuffer",
+]
 
 Tokens: TypeAlias = abc.Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
 """Token values, 0 to 2^31-1: any sequence (a list, a tuple, a range), or any one-dimensional buffer of integers.
@@ -74,6 +85,47 @@ class PrefixMatch(NamedTuple):
     """Who is about to compute what follows, and how far; None if nobody is."""
     num_host_tokens: int = 0
     """Tokens behind them that ``admit(..., fetch=True)`` would fetch from the host: a multiple of ``block_size``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A request does not come in now, says an :class:`~kvpager.Admission`. Nothing was changed. It is false.
+
+    ``reason``: "blocks", it does not fit now; "growth", it would fit now, but those who run are expected to need the
+    room; "turn", others that wait were passed over too often.
+    """
+
+    reason: Literal["blocks", "growth", "turn"]
+    needed: int
+    """Blocks that it takes, the watermark's reserve included; for "growth": that all will hold at the worst moment, or
+    with ``risk=0`` those that all may come to take."""
+    available: int
+    """Blocks that are free or cached; for "growth": that there are, or with ``risk=0`` those that are free or cached."""
+    passed_over: int
+    """How often others that asked later came in before it."""
+    ticket: int
+    """Its place among those that wait: hand the answer back as ``waited`` when the request is asked about again."""
+
+    @property
+    def short(self) -> int:
+        """Blocks that are missing; for "turn" there may be enough, and it is 0."""
+        return max(0, self.needed - self.available)
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """A request is larger than the whole pool: waiting cannot help. Nothing was changed. It is false."""
+
+    needed: int
+    """Blocks of the request."""
+    usable: int
+    """Blocks of the pool that sequences can hold."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,19 +66,24 @@ impl<'py> Given<'py> {
         }
     }
 
-    /// The watermark. A bool is no share of anything, and what Python would read from text is none either.
+    /// The watermark.
     pub fn watermark(&self) -> PyResult<f64> {
-        let Some(value) = self.get() else { return Ok(0.0) };
+        self.share("watermark", 0.0, WATERMARK_LIMITS)
+    }
+
+    /// A share of something. A bool is none, and what Python would read from text is none either.
+    pub fn share(&self, name: &str, default: f64, limits: &str) -> PyResult<f64> {
+        let Some(value) = self.get() else { return Ok(default) };
         if is_bool(value)? {
-            return Err(wrong_type(value, "watermark", "a number"));
+            return Err(wrong_type(value, name, "a number"));
         }
         value.extract().or_else(|error: PyErr| {
             // An int that no float holds.
             if error.is_instance_of::<PyOverflowError>(value.py()) {
-                return Err(outside(value, "watermark", WATERMARK_LIMITS)?);
+                return Err(outside(value, name, limits)?);
             }
             Err(if error.is_instance_of::<PyTypeError>(value.py()) {
-                wrong_type(value, "watermark", "a number")
+                wrong_type(value, name, "a number")
             } else {
                 error
             })

@@ -63,6 +63,11 @@ pub struct PyPager {
 }
 
 impl PyPager {
+    /// The pager and its lock.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// The attached tiers that there still are.
     fn attached<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let Ok(mut attached) = self.attached.lock() else { return Vec::new() };

@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod batch;
 pub mod blocks;
 pub mod check;

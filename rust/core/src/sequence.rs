@@ -1,5 +1,6 @@
 //! What the pager keeps of a sequence.
 
+use crate::admission::Life;
 use crate::batch::Seat;
 use crate::host::Away;
 use crate::ids::{BlockId, NodeId, PlanId};
@@ -88,6 +89,8 @@ pub struct Sequence {
     pub lost_tokens: usize,
     /// The plan that it waits for.
     pub plan: Option<PlanId>,
+    /// What is said of how long it runs.
+    pub life: Life,
     /// What it has on the host.
     pub away: Option<Box<Away>>,
 }

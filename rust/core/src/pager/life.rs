@@ -1,6 +1,7 @@
 //! The life of a sequence after admission: fork, truncate, preempt, release.
 
 use super::{Context, ExtraHold, Pager};
+use crate::admission::Life;
 use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
@@ -130,7 +131,9 @@ impl Pager {
 
     fn like(parent: &Sequence, table: Vec<BlockId>, tail: Tail, len: usize) -> Sequence {
         // What is forked from a held prefix runs.
+        let life = Life { borrowed: table.len() as u32, ..parent.life };
         Sequence {
+            life,
             table,
             tail,
             len,
@@ -286,6 +289,7 @@ impl Pager {
 
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
     pub fn release(&mut self, handle: Handle, departure: Departure) {
+        self.note_end(handle, departure);
         match self.sequences.get(handle).map(|sequence| sequence.state) {
             None => self.counters.noop_calls += 1,
             Some(State::SwappingOut | State::SwappingIn) => self.end_in_transit(handle, departure),

@@ -1,0 +1,202 @@
+//! What the pool will hold if nobody else is let in: growth takes, ends give back.
+//!
+//! After h steps a sequence of which it is not known when it ends holds its blocks and h tokens more with the probability that
+//! it still runs, and nothing otherwise. Sums of many such have a mean and a variance. One of which it is known holds
+//! them until then for certain. Steps are looked at on a grid, a quarter of an octave apart, and at each known end,
+//! where what is certain is at its highest.
+
+use super::survival::{BINS, Survival, bin};
+
+const GRID: usize = 49;
+
+/// The steps that are looked at.
+const STEPS: [u32; GRID] = {
+    let mut steps = [0; GRID];
+    let mut at = 0;
+    while at < GRID {
+        steps[at] = if at < 4 { 16 * at as u32 } else { (4 + (at as u32) % 4) << (3 + at / 4) };
+        at += 1;
+    }
+    steps
+};
+
+/// A sequence, as the projection sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Its kind: which survival estimate is about it.
+    pub kind: usize,
+    /// Tokens of its answer so far.
+    pub answered: u32,
+    /// Blocks that its end gives back.
+    pub blocks: u32,
+    /// Tokens that fit into its blocks before it needs another one.
+    pub room: u32,
+    /// Tokens that it still gets, at most.
+    pub left: Option<u32>,
+    /// It gets all of those.
+    pub is_certain: bool,
+}
+
+impl Member {
+    /// What it holds, in tokens: blocks are counted as if each began with its last token.
+    fn tokens(&self, block_size: u32) -> f64 {
+        f64::from(self.blocks) * f64::from(block_size) + f64::from(block_size) - 1.0 - f64::from(self.room)
+    }
+}
+
+/// What all hold after some steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// Steps from now.
+    pub steps: u32,
+    /// Blocks, on average.
+    pub mean: f64,
+    /// Of the blocks.
+    pub variance: f64,
+}
+
+/// What all hold in the steps to come.
+#[derive(Clone, Debug, Default)]
+pub struct Projection {
+    points: Vec<Point>,
+    block_size: u32,
+}
+
+/// Sequences of one kind and about one age: sums over those that have not come to their limit, by step.
+struct Group {
+    kind: usize,
+    count: u32,
+    answered: u64,
+    sums: Vec<[f64; 3]>,
+}
+
+impl Projection {
+    /// Of these sequences, beside `fixed` blocks that stay held.
+    #[must_use]
+    pub fn new(members: &[Member], survivals: &[Survival], block_size: u32, fixed: usize) -> Self {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut group_of = vec![usize::MAX; survivals.len() * BINS];
+        let mut ends: Vec<(u32, f64)> = Vec::new();
+        for member in members {
+            let tokens = member.tokens(block_size);
+            if let (true, Some(left)) = (member.is_certain, member.left) {
+                ends.push((left, tokens));
+                continue;
+            }
+            let place = &mut group_of[member.kind * BINS + bin(member.answered)];
+            if *place == usize::MAX {
+                *place = groups.len();
+                groups.push(Group { kind: member.kind, count: 0, answered: 0, sums: vec![[0.0; 3]; GRID] });
+            }
+            let group = &mut groups[*place];
+            group.count += 1;
+            group.answered += u64::from(member.answered);
+            // It counts up to its last step on the grid; `spread` carries that to the steps before.
+            let last = member.left.map_or(GRID, |left| STEPS.partition_point(|&steps| steps < left)).max(1) - 1;
+            let sums = &mut group.sums[last];
+            *sums = [sums[0] + 1.0, sums[1] + tokens, sums[2] + tokens * tokens];
+        }
+        ends.sort_unstable_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size }
+    }
+
+    /// The steps that were looked at, and what all hold then.
+    #[must_use]
+    pub fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// Blocks that all will hold at most, and `one` more: the mean and so many standard deviations, at the worst step.
+    #[must_use]
+    pub fn most_with(&self, one: &Member, survival: &Survival, deviations: f64) -> f64 {
+        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
+        let left = one.left.unwrap_or(u32::MAX);
+        let (mut most, mut before) = (0.0_f64, 0);
+        for point in &self.points {
+            // It may end between two points: then it counts at the second with what it had at its end.
+            let is_over = if one.is_certain { before >= left && point.steps > 0 } else { point.steps >= left.max(1) };
+            before = point.steps;
+            let share = match (is_over, one.is_certain) {
+                (true, _) => 0.0,
+                (false, true) => 1.0,
+                (false, false) => survival.goes_on(one.answered, point.steps),
+            };
+            let blocks = (tokens + f64::from(point.steps.min(left))) / size;
+            let variance = point.variance + share * (1.0 - share) * blocks * blocks;
+            most = most.max(point.mean + share * blocks + deviations * variance.sqrt());
+        }
+        most
+    }
+
+    /// One more was let in.
+    pub fn add(&mut self, one: &Member, survival: &Survival) {
+        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
+        let left = one.left.unwrap_or(u32::MAX);
+        let mut before = 0;
+        for point in &mut self.points {
+            let is_over = if one.is_certain { before >= left && point.steps > 0 } else { point.steps >= left.max(1) };
+            before = point.steps;
+            if !is_over {
+                let share = if one.is_certain { 1.0 } else { survival.goes_on(one.answered, point.steps) };
+                let blocks = (tokens + f64::from(point.steps.min(left))) / size;
+                point.mean += share * blocks;
+                point.variance += share * (1.0 - share) * blocks * blocks;
+            }
+        }
+    }
+}
+
+/// Mean and variance of the tokens that the groups hold, on the grid.
+fn spread(groups: &[Group], survivals: &[Survival]) -> [(f64, f64); GRID] {
+    let mut sums = [(0.0, 0.0); GRID];
+    for group in groups {
+        let (answered, survival) = ((group.answered / u64::from(group.count)) as u32, &survivals[group.kind]);
+        let [mut count, mut tokens, mut squares] = [0.0; 3];
+        for (at, sum) in sums.iter_mut().enumerate().rev() {
+            count += group.sums[at][0];
+            tokens += group.sums[at][1];
+            squares += group.sums[at][2];
+            let steps = f64::from(STEPS[at]);
+            let share = survival.goes_on(answered, STEPS[at]);
+            sum.0 += share * (tokens + steps * count);
+            sum.1 += share * (1.0 - share) * (squares + steps * (2.0 * tokens + steps * count));
+        }
+    }
+    sums
+}
+
+/// The grid and the known ends together, in ascending order.
+fn join(uncertain: &[(f64, f64); GRID], ends: &[(u32, f64)], block_size: u32, fixed: usize) -> Vec<Point> {
+    let size = f64::from(block_size);
+    #[expect(clippy::cast_precision_loss, reason = "blocks and sequences, below 2^31")]
+    let (fixed, mut count) = (fixed as f64, ends.len() as f64);
+    let mut held: f64 = ends.iter().map(|end| end.1).sum();
+    let mut points = Vec::with_capacity(GRID + ends.len());
+    let (mut at, mut over) = (0, 0);
+    let mut next_end = 0;
+    while at < GRID || next_end < ends.len() {
+        let end = ends.get(next_end).map_or(u32::MAX, |end| end.0);
+        let steps = if at < GRID { STEPS[at].min(end) } else { end };
+        while over < ends.len() && ends[over].0 < steps {
+            held -= ends[over].1;
+            count -= 1.0;
+            over += 1;
+        }
+        let (mean, variance) = between(uncertain, at, steps);
+        let certain = if over < ends.len() { held + count * f64::from(steps) } else { 0.0 };
+        points.push(Point { steps, mean: fixed + (mean + certain) / size, variance: variance / (size * size) });
+        at += usize::from(at < GRID && STEPS[at] == steps);
+        next_end += ends[next_end..].partition_point(|end| end.0 == steps);
+    }
+    points
+}
+
+/// On a straight line between two steps of the grid; `next` is the first one that is not below `steps`.
+fn between(grid: &[(f64, f64); GRID], next: usize, steps: u32) -> (f64, f64) {
+    if next == 0 || next == GRID || STEPS[next] == steps {
+        return grid[next.min(GRID - 1)];
+    }
+    let (from, to) = (grid[next - 1], grid[next]);
+    let within = f64::from(steps - STEPS[next - 1]) / f64::from(STEPS[next] - STEPS[next - 1]);
+    (from.0 + (to.0 - from.0) * within, from.1 + (to.1 - from.1) * within)
+}
