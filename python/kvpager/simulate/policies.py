@@ -147,24 +147,18 @@ class Adaptive:
     is told the true one.
     """
 
-    def __init__(self, risk: float = 0.05, *, known: bool = False, **settings: int) -> None:
+    def __init__(
+        self, risk: float = 0.05, *, known: bool = False, watermark: float = 0.0, scan: int = 3, **settings: int
+    ) -> None:
         if not 0 <= risk <= 1:
             raise ConfigError(f"a risk of {risk}: expected a share from 0 to 1")
-        self.risk, self.known, self.settings = risk, known, settings
+        self.risk, self.known, self.watermark, self.scan, self.settings = risk, known, watermark, scan, settings
         self._controller: Controller | None = None
         self._waited: dict[int, Wait] = {}
 
     @property
     def name(self) -> str:
         return f"{'known' if self.known else 'adaptive'} {100 * self.risk:g}%"
-
-    @property
-    def watermark(self) -> float:
-        return 0.0
-
-    @property
-    def scan(self) -> int:
-        return 3
 
     def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
         if self._controller is None:
@@ -278,4 +272,6 @@ def parse_admission(text: str) -> Admission:
             return ConcurrencyLimit(int(value))
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    raise ValueError(f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64, reserve, adaptive or known")
+    raise ValueError(
+        f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64, reserve, adaptive or known"
+    )

@@ -38,9 +38,9 @@ pub struct Member {
 }
 
 impl Member {
-    /// What it holds, in tokens: blocks are counted as if each began with its last token.
+    /// What it holds, in tokens. The last block of each is half empty on average, in the steps to come.
     fn tokens(&self, block_size: u32) -> f64 {
-        f64::from(self.blocks) * f64::from(block_size) + f64::from(block_size) - 1.0 - f64::from(self.room)
+        f64::from(self.blocks) * f64::from(block_size) - f64::from(self.room) + 0.5 * f64::from(block_size - 1)
     }
 }
 
@@ -184,7 +184,9 @@ fn join(uncertain: &[(f64, f64); GRID], ends: &[(u32, f64)], block_size: u32, fi
         }
         let (mean, variance) = between(uncertain, at, steps);
         let certain = if over < ends.len() { held + count * f64::from(steps) } else { 0.0 };
-        points.push(Point { steps, mean: fixed + (mean + certain) / size, variance: variance / (size * size) });
+        // How empty last blocks are differs from sequence to sequence; of the others that is little beside their ends.
+        let variance = variance / (size * size) + count / 12.0;
+        points.push(Point { steps, mean: fixed + (mean + certain) / size, variance });
         at += usize::from(at < GRID && STEPS[at] == steps);
         next_end += ends[next_end..].partition_point(|end| end.0 == steps);
     }
@@ -199,4 +201,112 @@ fn between(grid: &[(f64, f64); GRID], next: usize, steps: u32) -> (f64, f64) {
     let (from, to) = (grid[next - 1], grid[next]);
     let within = f64::from(steps - STEPS[next - 1]) / f64::from(STEPS[next] - STEPS[next - 1]);
     (from.0 + (to.0 - from.0) * within, from.1 + (to.1 - from.1) * within)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::survival::{Censored, Ended};
+
+    fn survival(lengths: &[u32]) -> Survival {
+        let mut ended = Ended::new(f64::INFINITY);
+        lengths.iter().for_each(|&tokens| ended.finish(tokens));
+        Survival::new(&ended.hazards(&Censored::default(), &[0.0; BINS], 0.0))
+    }
+
+    const fn member(answered: u32, blocks: u32, left: Option<u32>, is_certain: bool) -> Member {
+        Member { kind: 0, answered, blocks, room: 0, left, is_certain }
+    }
+
+    /// Mean and variance of what is held after so many steps, over all ways in which the lives can end: each goes on or has
+    /// ended. Blocks hold one token.
+    fn enumerated(members: &[Member], survival: &Survival, steps: u32) -> (f64, f64) {
+        let lives: Vec<(f64, f64)> = members
+            .iter()
+            .map(|member| {
+                let held = f64::from(member.blocks + steps);
+                match (member.is_certain, member.left) {
+                    (true, left) => (f64::from(u8::from(left.is_some_and(|left| steps <= left))), held),
+                    (false, Some(left)) if steps > 0 && steps >= left => (0.0, held),
+                    (false, _) => (survival.goes_on(member.answered, steps), held),
+                }
+            })
+            .collect();
+        let (mut mean, mut square) = (0.0, 0.0);
+        for who in 0_u32..1 << lives.len() {
+            let (mut probability, mut sum) = (1.0, 0.0);
+            for (at, &(share, held)) in lives.iter().enumerate() {
+                let goes_on = who >> at & 1 == 1;
+                probability *= if goes_on { share } else { 1.0 - share };
+                sum += if goes_on { held } else { 0.0 };
+            }
+            mean += probability * sum;
+            square += probability * sum * sum;
+        }
+        (mean, square - mean * mean)
+    }
+
+    #[test]
+    fn it_is_what_the_enumeration_of_all_lives_gives() {
+        let survival = survival(&[10, 20, 40, 40, 70, 130, 300, 301]);
+        let members = [
+            member(0, 5, None, false),
+            member(9, 12, None, false),
+            member(25, 40, Some(30), false),
+            member(25, 17, Some(500), false),
+            member(3, 9, Some(57), true),
+            member(99, 3, Some(16), true),
+            member(64, 64, None, false),
+        ];
+        for count in 0..=members.len() {
+            let members = &members[..count];
+            let projection = Projection::new(members, std::slice::from_ref(&survival), 1, 0);
+            for point in projection.points().iter().filter(|point| STEPS.contains(&point.steps)) {
+                let (mean, variance) = enumerated(members, &survival, point.steps);
+                assert!((point.mean - mean).abs() < 1e-6 * (1.0 + mean), "{count} {point:?} {mean}");
+                assert!((point.variance - variance).abs() < 0.6 + 1e-6 * variance, "{count} {point:?} {variance}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_more_is_as_if_it_had_been_there() {
+        let survival = survival(&[10, 20, 40, 40, 70, 130, 300, 301]);
+        let all = [
+            member(0, 5, None, false),
+            member(3, 9, Some(64), true),
+            member(25, 40, Some(30), false),
+            member(25, 40, Some(1), false),
+            member(7, 8, Some(128), true),
+        ];
+        for last in 0..all.len() {
+            let (mut others, one) = (all.to_vec(), all[last]);
+            others.remove(last);
+            let together = Projection::new(&all, std::slice::from_ref(&survival), 1, 3);
+            let mut one_by_one = Projection::new(&others, std::slice::from_ref(&survival), 1, 3);
+            let most = one_by_one.most_with(&one, &survival, 1.0);
+            one_by_one.add(&one, &survival);
+            let seen = one_by_one.points().iter().map(|point| point.mean + point.variance.sqrt()).fold(0.0, f64::max);
+            assert!((most - seen).abs() < 1e-9);
+            for point in one_by_one.points() {
+                let same = together.points().iter().find(|other| other.steps == point.steps).unwrap();
+                assert!((same.mean - point.mean).abs() < 1e-6, "{last}: {same:?} {point:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_end_counts_to_its_last_step_and_no_further() {
+        let all = [member(0, 10, Some(37), true), member(0, 20, Some(5000), true)];
+        let projection = Projection::new(&all, &[], 1, 4);
+        let at = |steps| projection.points().iter().find(|point| point.steps == steps).unwrap().mean;
+        assert_eq!([at(0), at(37), at(40 + 8), at(5000)], [34.0, 34.0 + 74.0, 24.0 + 48.0, 24.0 + 5000.0]);
+        assert_eq!(projection.points().last().unwrap().mean, 4.0, "all are gone");
+    }
+
+    #[test]
+    fn steps_ascend_and_reach_far() {
+        assert!(STEPS.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!((STEPS[0], STEPS[1], STEPS[4], STEPS[8], STEPS[GRID - 1]), (0, 16, 64, 128, 131_072));
+    }
 }
