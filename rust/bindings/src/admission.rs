@@ -80,9 +80,7 @@ impl PyAdmission {
 
     fn __repr__(&self) -> String {
         let Settings { risk, prior_tokens, memory, patience } = self.settings;
-        format!(
-            "<kvpager.Admission risk={risk:?}, prior_tokens={prior_tokens}, memory={memory}, patience={patience}>"
-        )
+        format!("<kvpager.Admission risk={risk:?}, prior_tokens={prior_tokens}, memory={memory}, patience={patience}>")
     }
 
     /// Probability of running out that is taken.
@@ -279,7 +277,9 @@ fn ticket(py: Python<'_>, waited: Option<&Bound<'_, PyAny>>) -> PyResult<Option<
     let ticket = waited.getattr("ticket")?;
     match ticket.extract() {
         Ok(ticket) => Ok(Some(ticket)),
-        Err(_) => Err(PyValueError::new_err(format!("waited has the ticket {}; none was given like that", shown(&ticket)?))),
+        Err(_) => {
+            Err(PyValueError::new_err(format!("waited has the ticket {}; none was given like that", shown(&ticket)?)))
+        }
     }
 }
 

@@ -285,7 +285,9 @@ mod tests {
 
     #[test]
     fn deviations_are_those_of_the_normal_distribution() {
-        for (risk, expected) in [(0.5, 0.0), (0.158_655_3, 1.0), (0.05, 1.644_854), (0.01, 2.326_348), (0.95, -1.644_854)] {
+        for (risk, expected) in
+            [(0.5, 0.0), (0.158_655_3, 1.0), (0.05, 1.644_854), (0.01, 2.326_348), (0.95, -1.644_854)]
+        {
             assert!((deviations(risk) - expected).abs() < 1e-4, "{risk}: {}", deviations(risk));
         }
     }

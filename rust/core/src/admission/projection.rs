@@ -8,6 +8,8 @@
 use super::survival::{BINS, Survival, bin};
 
 const GRID: usize = 49;
+/// Ages that are told apart: an eighth of an octave.
+const AGES: usize = BINS / 2;
 
 /// The steps that are looked at.
 const STEPS: [u32; GRID] = {
@@ -75,7 +77,7 @@ impl Projection {
     #[must_use]
     pub fn new(members: &[Member], survivals: &[Survival], block_size: u32, fixed: usize) -> Self {
         let mut groups: Vec<Group> = Vec::new();
-        let mut group_of = vec![usize::MAX; survivals.len() * BINS];
+        let mut group_of = vec![usize::MAX; survivals.len() * AGES];
         let mut ends: Vec<(u32, f64)> = Vec::new();
         for member in members {
             let tokens = member.tokens(block_size);
@@ -83,7 +85,7 @@ impl Projection {
                 ends.push((left, tokens));
                 continue;
             }
-            let place = &mut group_of[member.kind * BINS + bin(member.answered)];
+            let place = &mut group_of[member.kind * AGES + bin(member.answered) / 2];
             if *place == usize::MAX {
                 *place = groups.len();
                 groups.push(Group { kind: member.kind, count: 0, answered: 0, sums: vec![[0.0; 3]; GRID] });
@@ -109,40 +111,40 @@ impl Projection {
     /// Blocks that all will hold at most, and `one` more: the mean and so many standard deviations, at the worst step.
     #[must_use]
     pub fn most_with(&self, one: &Member, survival: &Survival, deviations: f64) -> f64 {
-        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
-        let left = one.left.unwrap_or(u32::MAX);
-        let (mut most, mut before) = (0.0_f64, 0);
-        for point in &self.points {
-            // It may end between two points: then it counts at the second with what it had at its end.
-            let is_over = if one.is_certain { before >= left && point.steps > 0 } else { point.steps >= left.max(1) };
-            before = point.steps;
-            let share = match (is_over, one.is_certain) {
-                (true, _) => 0.0,
-                (false, true) => 1.0,
-                (false, false) => survival.goes_on(one.answered, point.steps),
-            };
-            let blocks = (tokens + f64::from(point.steps.min(left))) / size;
-            let variance = point.variance + share * (1.0 - share) * blocks * blocks;
-            most = most.max(point.mean + share * blocks + deviations * variance.sqrt());
-        }
-        most
+        let adds = self.share_of(one, survival);
+        let worst = |most: f64, (point, (mean, variance)): (&Point, (f64, f64))| {
+            most.max(point.mean + mean + deviations * (point.variance + variance).sqrt())
+        };
+        self.points.iter().zip(adds).fold(0.0, worst)
     }
 
     /// One more was let in.
     pub fn add(&mut self, one: &Member, survival: &Survival) {
-        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
-        let left = one.left.unwrap_or(u32::MAX);
-        let mut before = 0;
-        for point in &mut self.points {
-            let is_over = if one.is_certain { before >= left && point.steps > 0 } else { point.steps >= left.max(1) };
-            before = point.steps;
-            if !is_over {
-                let share = if one.is_certain { 1.0 } else { survival.goes_on(one.answered, point.steps) };
-                let blocks = (tokens + f64::from(point.steps.min(left))) / size;
-                point.mean += share * blocks;
-                point.variance += share * (1.0 - share) * blocks * blocks;
-            }
+        let adds: Vec<(f64, f64)> = self.share_of(one, survival).collect();
+        for (point, (mean, variance)) in self.points.iter_mut().zip(adds) {
+            point.mean += mean;
+            point.variance += variance;
         }
+    }
+
+    /// What one more adds to the mean and the variance of each point.
+    fn share_of<'a>(&'a self, one: &Member, survival: &'a Survival) -> impl Iterator<Item = (f64, f64)> {
+        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
+        let (left, is_certain) = (one.left.unwrap_or(u32::MAX), one.is_certain);
+        let rest = survival.from(one.answered);
+        let mut before = None;
+        self.points.iter().map(move |point| {
+            // One whose end is known may end between two points: then it counts at the second with what it had at its end.
+            let is_over =
+                if is_certain { before.is_some_and(|before| before >= left) } else { point.steps >= left.max(1) };
+            before = Some(point.steps);
+            if is_over {
+                return (0.0, 0.0);
+            }
+            let share = if is_certain { 1.0 } else { rest.goes_on(point.steps) };
+            let blocks = (tokens + f64::from(point.steps.min(left))) / size;
+            (share * blocks, share * (1.0 - share) * blocks * blocks)
+        })
     }
 }
 
@@ -150,14 +152,14 @@ impl Projection {
 fn spread(groups: &[Group], survivals: &[Survival]) -> [(f64, f64); GRID] {
     let mut sums = [(0.0, 0.0); GRID];
     for group in groups {
-        let (answered, survival) = ((group.answered / u64::from(group.count)) as u32, &survivals[group.kind]);
+        let rest = survivals[group.kind].from((group.answered / u64::from(group.count)) as u32);
         let [mut count, mut tokens, mut squares] = [0.0; 3];
         for (at, sum) in sums.iter_mut().enumerate().rev() {
             count += group.sums[at][0];
             tokens += group.sums[at][1];
             squares += group.sums[at][2];
             let steps = f64::from(STEPS[at]);
-            let share = survival.goes_on(answered, STEPS[at]);
+            let share = rest.goes_on(STEPS[at]);
             sum.0 += share * (tokens + steps * count);
             sum.1 += share * (1.0 - share) * (squares + steps * (2.0 * tokens + steps * count));
         }
@@ -228,7 +230,7 @@ mod tests {
                 match (member.is_certain, member.left) {
                     (true, left) => (f64::from(u8::from(left.is_some_and(|left| steps <= left))), held),
                     (false, Some(left)) if steps > 0 && steps >= left => (0.0, held),
-                    (false, _) => (survival.goes_on(member.answered, steps), held),
+                    (false, _) => (survival.from(member.answered).goes_on(steps), held),
                 }
             })
             .collect();

@@ -151,19 +151,47 @@ impl Survival {
         if tokens >= AGE_END {
             return 0.0;
         }
-        let bin = bin(tokens);
-        let (start, end) = (edge(bin), edge(bin + 1));
-        let within = f64::from(tokens - start) / f64::from(end - start);
+        let (bin, octave) = (bin(tokens), tokens.max(16).ilog2() - 4);
+        let within = f64::from(tokens & ((1 << octave) - 1)) * INVERSE[octave as usize];
         self.at[bin] + (self.at[bin + 1] - self.at[bin]) * within
     }
 
-    /// Of those who have `answered` tokens and no end yet, the share that is not at its end after `steps` more.
+    /// Of those who have `answered` tokens and no end yet, the share that is not at its end after some steps more.
     #[must_use]
-    pub fn goes_on(&self, answered: u32, steps: u32) -> f64 {
-        let now = self.share(answered.saturating_add(1));
-        if now > 0.0 { self.share(answered.saturating_add(1).saturating_add(steps)) / now } else { 1.0 }
+    pub fn from(&self, answered: u32) -> Rest<'_> {
+        let next = answered.saturating_add(1);
+        let now = self.share(next);
+        Rest { survival: self, next, scale: if now > 0.0 { 1.0 / now } else { 0.0 } }
     }
 }
+
+/// What survival is for those who have got so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Rest<'a> {
+    survival: &'a Survival,
+    next: u32,
+    scale: f64,
+}
+
+impl Rest<'_> {
+    /// The share that is not at its end after `steps` more.
+    #[must_use]
+    pub fn goes_on(&self, steps: u32) -> f64 {
+        // Where nobody has got so far, this one may go on for ever.
+        if self.scale > 0.0 { self.survival.share(self.next.saturating_add(steps)) * self.scale } else { 1.0 }
+    }
+}
+
+/// One by the width of a bin, by octave above the first.
+const INVERSE: [f64; 17] = {
+    let mut inverse = [1.0; 17];
+    let mut octave = 1;
+    while octave < 17 {
+        inverse[octave] = inverse[octave - 1] / 2.0;
+        octave += 1;
+    }
+    inverse
+};
 
 #[cfg(test)]
 mod tests {
@@ -203,7 +231,7 @@ mod tests {
         }
         assert!((survival.share(10) - 0.875 * 0.8 * 0.75).abs() < 1e-12);
         assert!((survival.share(13) - 0.875 * 0.8 * 0.75 * 0.5).abs() < 1e-12);
-        assert!((survival.goes_on(6, 3) - 0.75).abs() < 1e-12, "six tokens and no end: seven at least");
+        assert!((survival.from(6).goes_on(3) - 0.75).abs() < 1e-12, "six tokens and no end: seven at least");
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Pager {
         };
         let block_size = self.config.block_size;
         let blocks = tokens.len().div_ceil(block_size);
-        let hit = found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true));
+        let borrowed = found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true));
         let kind = match self.checked_control(generation)?.kind(hint.kind) {
             Ok(kind) => kind,
             Err(error) => return check_tokens(tokens, 0).and(Err(error)),
@@ -88,7 +88,7 @@ impl Pager {
             prompt: tokens.len() as u32,
             most: hint.max_tokens,
             expected: hint.expected_tokens,
-            borrowed: hit as u32,
+            borrowed: borrowed as u32,
         };
         let one = life.member(tokens.len() as u32, blocks as u32, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, hint.ticket, refused) {
@@ -97,9 +97,11 @@ impl Pager {
         }
         let entered = match (plan, fetch) {
             (Ok(admission), None) => self.begin(tokens, namespace, false, &admission),
-            _ => self.admit_as(tokens, namespace, Wish { pinned: false, wait: false, fetch }).map(|admitted| match admitted {
-                Admitted::Sequence(handle) => handle,
-                Admitted::Computing(_) => unreachable!("it was not to wait"),
+            _ => self.admit_as(tokens, namespace, Wish { pinned: false, wait: false, fetch }).map(|admitted| {
+                match admitted {
+                    Admitted::Sequence(handle) => handle,
+                    Admitted::Computing(_) => unreachable!("it was not to wait"),
+                }
             }),
         };
         let handle = match entered {
@@ -178,7 +180,12 @@ impl Pager {
         self.checked_control(generation)?;
         self.project();
         let Some(controlled) = &self.controlled else { return Ok(Vec::new()) };
-        Ok(controlled.projection.points().iter().map(|point| (point.steps, point.mean, point.variance.sqrt())).collect())
+        Ok(controlled
+            .projection
+            .points()
+            .iter()
+            .map(|point| (point.steps, point.mean, point.variance.sqrt()))
+            .collect())
     }
 
     /// The share of a kind's answers that have so many tokens or more.
@@ -190,9 +197,9 @@ impl Pager {
         let Some(kind) = found else { return Err(Error::Value(format!("no request of kind {kind:?} was seen"))) };
         self.project();
         let survivals = self.controlled.as_ref().map_or(&[][..], |controlled| &controlled.survivals);
-        Ok(survivals.get(kind as usize).map_or_else(Vec::new, |survival| {
-            tokens.iter().map(|&tokens| survival.share(tokens)).collect()
-        }))
+        Ok(survivals
+            .get(kind as usize)
+            .map_or_else(Vec::new, |survival| tokens.iter().map(|&tokens| survival.share(tokens)).collect()))
     }
 
     /// A sequence is about to end: its length says how long answers get.
@@ -280,7 +287,9 @@ impl Pager {
         let (block_size, usable) = (self.config.block_size as u32, self.config.usable_blocks());
         let running = self.sequences.iter().filter(|sequence| Self::is_member(sequence));
         running
-            .map(|sequence| sequence.life.most_blocks(block_size).unwrap_or(usable).saturating_sub(sequence.table.len()))
+            .map(|sequence| {
+                sequence.life.most_blocks(block_size).unwrap_or(usable).saturating_sub(sequence.table.len())
+            })
             .sum()
     }
 
@@ -335,7 +344,9 @@ impl Pager {
         controlled.survivals = controlled.control.survivals(running.chain(waiting.iter().copied()));
         let kinds = controlled.survivals.len();
         // Of another controller's kinds nothing is known.
-        members.iter_mut().for_each(|member| member.kind *= usize::from(member.kind < kinds));
+        for member in &mut members {
+            member.kind *= usize::from(member.kind < kinds);
+        }
         let active = self.config.usable_blocks() - self.num_free_blocks() - self.num_evictable_blocks();
         let fixed = active.saturating_sub(held);
         controlled.projection = Projection::new(&members, &controlled.survivals, block_size, fixed);
