@@ -40,7 +40,7 @@ def test_the_policy_of_your_own_runs(body: str) -> None:
 
 def test_what_the_text_says_of_the_tables() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    first, curve, *_ = blocks("console")
+    first, curve, others, _ = blocks("console")
     rows = {line[1:14].strip(): line[14:].split() for line in (first + curve).splitlines() if line.startswith(" ")}
     come, reserve = rows["first come"], rows["reserve"]
     assert f"preempts {come[2]} times, one request nine times" in text
@@ -48,6 +48,8 @@ def test_what_the_text_says_of_the_tables() -> None:
     assert f"{100 - float(reserve[3].rstrip('%')):.0f}% of the pool stays unused" in text
     steps = {name: int(row[0].replace(",", "")) for name, row in rows.items() if row[0][0].isdigit()}
     assert f"at {steps['limit 40'] / steps['first come']:.2f} times the steps" in text
+    ours = [line[1:14].strip().split() + line[14:].split() for line in others.splitlines() if line.startswith(" limit")]
+    assert f"next to nothing, and {ours[1][5]} are preempted" in text
     assert f"{steps['watermark 5%'] / steps['first come'] - 1:.0%} more steps" in text
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simulate_model import Model
 
 from kvpager import ConfigError, Plan, Sequence
+from kvpager.replay import PoolSize, replay
 from kvpager.simulate import (
     SCENARIOS,
     Admission,
@@ -101,7 +102,7 @@ def finished(engine: Engine) -> Result:
     assert (stats.active_blocks, stats.running_sequences, stats.swapped_sequences) == (0, 0, 0)
     record = engine.record
     assert (record.ttft_s > 0).all()
-    assert (record.finished_s >= load.arrivals_s + record.ttft_s).all()
+    assert (record.finished_s + 1e-9 >= load.arrivals_s + record.ttft_s).all()
     # No pool does more in a step than it has blocks, if nothing is shared.
     if not result.hit_tokens:
         assert result.steps >= result.lower_bound_steps
@@ -235,6 +236,30 @@ def test_the_same_run_twice_is_the_same_run(
         return json.dumps(Engine(load, config, SPEED, admission, victims).run().as_dict())
 
     assert drawn() == drawn()
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60), st.integers(0, 300)), min_size=1, max_size=12),
+    st.integers(0, 60),
+    st.sampled_from([0, 5]),
+    POLICIES,
+    HOW,
+)
+def test_steps_without_decisions_are_steps(
+    requests: list[tuple[int, int, int]], spare: int, shared: int, admission: Admission, victims: Victims
+) -> None:
+    """The short cut through steps in which nothing is decided changes nothing."""
+
+    class EachStep(Engine):
+        def _decode_on(self) -> bool:
+            return False
+
+    lengths = [(shared + prompt, answer) for prompt, answer, _ in requests]
+    load = lengths_load(lengths, sorted(0.01 * moment for *_, moment in requests), shared)
+    config = replace(TINY, num_blocks=int(load.blocks_needed(4).max()) + spare, num_host_blocks=20)
+    results = [engine(load, config, SPEED, admission, victims).run().as_dict() for engine in (Engine, EachStep)]
+    assert json.dumps(results[0]) == json.dumps(results[1])
 
 
 @settings(max_examples=60)
@@ -530,6 +555,25 @@ def test_an_id_trace_shares_what_its_ids_say(tmp_path: Path) -> None:
     for size, hit in ((4, 16), (2, 16), (16, 16)):
         result = finished(Checked(one_by_one, replace(TINY, block_size=size), SPEED))
         assert result.hit_tokens == hit
+
+
+def test_one_request_at_a_time_hits_what_a_replay_hits(tmp_path: Path, seed: int) -> None:
+    """The same trace through `kvpager.replay`, with room for everything: the same blocks, at any block size here."""
+    rng = np.random.default_rng(seed)
+    paths: dict[tuple[int, ...], int] = {}
+    requests: list[dict[str, object]] = []
+    for _ in range(80):
+        path = tuple(rng.integers(0, 2, rng.integers(1, 9)).tolist())
+        ids = [paths.setdefault(path[: end + 1], len(paths)) for end in range(len(path))]
+        # A token behind the last full block, so that all of them may be hit.
+        length = 8 * len(ids) + int(rng.integers(1, 8))
+        requests.append({"input_length": length, "output_length": 3, "block_size": 8, "hash_ids": ids})
+    load = trace_load(tmp_path / "t.jsonl", *requests)
+    (row,) = replay(read_trace(tmp_path / "t.jsonl"), sizes=[PoolSize.parse("100000")])
+    apart = replace(load, arrivals_s=np.arange(80.0))
+    for block_size in (1, 2, 8):
+        config = replace(TINY, num_blocks=100_000, block_size=block_size)
+        assert finished(Engine(apart, config, SPEED)).hit_tokens == row.saved_tokens
 
 
 def test_a_token_trace_is_its_own_tokens(tmp_path: Path) -> None:

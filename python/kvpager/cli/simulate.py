@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -117,7 +118,13 @@ class Remembering(click.Command):
     help="Rate of the requests, as shares of the load that fills the pool, such as 0.5,0.8.  [default: mixed 0.8,"
     " burst 0.3, a trace as it was recorded]",
 )
-@click.option("--requests", type=click.IntRange(1, 10_000_000), metavar="N", help="The first N requests only.")
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 10_000_000),
+    metavar="N",
+    help="So many requests of a scenario, or the first N of a trace.  [default: thrash 256, the others 2000, a trace"
+    " all]",
+)
 @click.option("--blocks", type=click.IntRange(1, MAX_BLOCKS), default=3999, metavar="N", help="Blocks of the pool.")
 @click.option("--block-size", type=click.IntRange(1, 1024), default=16, metavar="N", help="Tokens a block.")
 @click.option(
@@ -260,8 +267,9 @@ def simulate(
     if plot is not None:
         plot_results(results, study.title, plot)
     if html is not None:
+        all_three = ("p50", "p90", "p99")
         command = shlex.join(["kvpager", "simulate", *click.get_current_context().meta[ARGUMENTS]])
-        write_report(results, study.title, command, _columns(study), _rows(study), html)
+        write_report(results, study.title, command, _columns(study, all_three), _rows(study, all_three), html)
     if as_json:
         _print_json(study, None if workload not in SCENARIOS else seed, plot, html)
     else:
@@ -275,18 +283,19 @@ def _load(workload: str, requests: int | None, seed: int, bar: Bar) -> Load:
     return load if requests is None else load.first(requests)
 
 
-def _columns(study: Study) -> list[str]:
+def _columns(study: Study, percentiles: Sequence[str] = ("p50", "p99")) -> list[str]:
     ways = len({result.victims for result in study.results}) > 1 or study.results[0].victims != "recompute"
     rates = any(result.load_factor is not None for result in study.results)
+    first, *others = percentiles
     return [
         *("policy", *(["when full"] if ways else []), *(["load"] if rates else [])),
         *("steps", "tax", "preempted", *(["hits"] if study.shares else []), "in use", "running", "useful/s"),
-        *("TTFT p50, s", "p99", "ITL p50, ms", "p99"),
+        *(f"TTFT {first}, s", *others, f"ITL {first}, ms", *others),
     ]
 
 
-def _rows(study: Study) -> list[list[str]]:
-    columns = _columns(study)
+def _rows(study: Study, percentiles: Sequence[str] = ("p50", "p99")) -> list[list[str]]:
+    columns = _columns(study, percentiles)
     rows = []
     for result in study.results:
         cells = {
@@ -300,11 +309,10 @@ def _rows(study: Study) -> list[list[str]]:
             "in use": f"{result.active_mean:.1%}",
             "running": f"{result.running_mean:.1f}",
             "useful/s": f"{result.useful_tokens_per_s:,.0f}",
-            "TTFT p50, s": f"{result.ttft.p50:,.3f}",
-            "ITL p50, ms": _ms(result.itl.p50),
         }
-        tails = iter((f"{result.ttft.p99:,.3f}", _ms(result.itl.p99)))
-        rows.append([cells[column] if column in cells else next(tails) for column in columns])
+        ttft = [f"{getattr(result.ttft, name):,.3f}" for name in percentiles]
+        itl = [_ms(getattr(result.itl, name)) for name in percentiles]
+        rows.append([*(cells[column] for column in columns if column in cells), *ttft, *itl])
     return rows
 
 

@@ -23,7 +23,7 @@ p { max-width: 48rem; }
 code { background: #f1f4f7; padding: .1rem .3rem; border-radius: 3px; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #dfe5ea; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .words td { text-align: left; }
 th { border-bottom: 2px solid #37507d; }
 div { overflow-x: auto; }
 img { max-width: 100%; }
@@ -51,7 +51,7 @@ def write_report(
     path: Path,
 ) -> None:
     """Write it, or say why it cannot be written."""
-    name, _, rest = title.partition(": ")
+    name, _, rest = title.rpartition(": ")
     parts = [
         "<!DOCTYPE html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(name)}: kvpager simulate</title>',
@@ -63,7 +63,7 @@ def write_report(
     ]
     for picture in pictures(results):
         parts += [f"<h2>{escape(picture.caption)}</h2>", f"<p>{escape(picture.words)}</p>", _image(picture)]
-    parts.append("<h2>Words</h2><table>")
+    parts.append('<h2>Words</h2><table class="words">')
     parts += [f"<tr><td>{escape(word)}</td><td>{escape(meaning)}</td></tr>" for word, meaning in WORDS]
     parts.append("</table></body></html>")
     try:

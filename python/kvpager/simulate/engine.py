@@ -103,7 +103,7 @@ class Engine:
         self._link = Link(speed.block_s)
         self._arrivals: list[float] = load.arrivals_s.tolist()
         self._arrived = self._finished = 0
-        self._in_step = False  # every row that runs got its last token in the step before
+        self._in_step = False  # every row that runs got its last token in the step before, just now
         self.record = Recorder(load.num_requests)
 
     # What policies look at, and what they call.
@@ -156,8 +156,7 @@ class Engine:
         while self._finished < total:
             self._arrive()
             self._end_copies()
-            self._decode_on()
-            if not self.step():
+            if not self._decode_on() and not self.step():
                 self._wait()
             if progress is not None and self._finished - shown >= every:
                 shown = self._finished
@@ -193,6 +192,7 @@ class Engine:
         if self._arrived < self.load.num_requests:
             moments.append(self._arrivals[self._arrived])
         self.now_s = max(self.now_s, min(moments))
+        self._in_step = False
 
     # A step.
 
@@ -289,35 +289,41 @@ class Engine:
         for row in answering[rows.left[answering] == 0].tolist():
             self._finish(rows.in_row[row])
 
-    def _decode_on(self) -> None:
-        """Steps in which nothing is decided: all rows write, nobody waits, leaves, or finds no block.
+    def _decode_on(self) -> bool:
+        """Steps in which all rows write and nobody leaves, comes in, or finds no block. Whether there were any.
 
         They are what `step` would do, without looking at each row.
         """
         rows, count = self._rows, len(self._rows)
         if not count or not self._in_step or self._link.copies or count > self.config.max_step_tokens:
-            return
-        if (self.waiting and count < self.config.max_running) or not rows.plan_one_each():
-            return
-        most = int(rows.left[rows.order].min()) - 1
+            return False
+        if not rows.plan_one_each():
+            return False
+        some_wait = bool(self.waiting) and count < self.config.max_running
+        last = int(rows.left[rows.order].min()) - 1
         until = self._arrivals[self._arrived] if self._arrived < self.load.num_requests else np.inf
         counts, following = rows.counts[: self._batch.num_rows], rows.next_token[: self._batch.num_rows]
         context = int(rows.known[rows.order].sum())
         done = 0
-        while done < most and self.now_s < until and (step := self._batch.try_step(counts)) is not None:
-            rows.recall(done)
+        while done < last and self.now_s < until:
+            if some_wait:
+                if not self._batch.try_reserve(counts):
+                    break
+                if self._let_in():
+                    self._compute()
+                    return True
+            if (step := self._batch.try_step(counts)) is None:
+                break
+            rows.recall()
             step.commit(following)
             before = self.now_s
             self._pass(count, count, context, context)
             self.record.gaps.add(self.now_s - before, count)
+            self.record.output_tokens += count
+            rows.advance(self.now_s)
             context += count
             done += 1
-        if done:
-            rows.known[rows.order] += done
-            rows.planned[rows.order] += done
-            rows.left[rows.order] -= done
-            rows.last_s[rows.order] = self.now_s
-            self.record.output_tokens += done * count
+        return done > 0
 
     def _pass(self, rows: int, tokens: int, pairs: int, context: int) -> None:
         """A step takes its time."""

@@ -120,11 +120,18 @@ class Rows:
         self.counts[self.order] = 1
         return True
 
-    def recall(self, ahead: int = 0) -> None:
-        """Look up the next token of the answers that the load knows, `ahead` behind those that are counted."""
+    def advance(self, now_s: float) -> None:
+        """Every row computed its one token, and has one more."""
+        self.planned += self.counts
+        self.known += self.counts
+        self.left -= self.counts
+        self.last_s[self.order] = now_s
+
+    def recall(self) -> None:
+        """Look up the next token of the answers that the load knows."""
         for request in self._recorded:
             assert request.answer is not None
-            self.next_token[request.row] = request.answer[self.known[request.row] - request.prompt_tokens + ahead]
+            self.next_token[request.row] = request.answer[self.known[request.row] - request.prompt_tokens]
 
     def most_blocks(self, request: Request) -> int:
         """Blocks that a request holds in the end, if its answer gets as long as it may."""
