@@ -16,7 +16,7 @@ import os
 import warnings
 
 from . import _core
-from ._core import Batch, Pager, Sequence, Step, __version__, build_info
+from ._core import Admission, Batch, Pager, Sequence, Step, __version__, build_info
 from .content import content_tokens
 from .errors import (
     AllocationError,
@@ -40,15 +40,18 @@ from .types import (
     Computing,
     FetchPolicy,
     Namespace,
+    Never,
     Preemption,
     PrefixMatch,
     RecoveryCost,
     Stats,
     Tokens,
     Victim,
+    Wait,
 )
 
 __all__ = [
+    "Admission",
     "AllocationError",
     "AttachedTier",
     "Batch",
@@ -59,6 +62,7 @@ __all__ = [
     "ForkedProcess",
     "KvPagerError",
     "Namespace",
+    "Never",
     "NeverFits",
     "OutOfBlocks",
     "Pager",
@@ -81,6 +85,7 @@ __all__ = [
     "Tokens",
     "TransferError",
     "Victim",
+    "Wait",
     "__version__",
     "build_info",
     "content_tokens",

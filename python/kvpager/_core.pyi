@@ -14,6 +14,7 @@ from .types import (
     Computing,
     FetchPolicy,
     Namespace,
+    Never,
     Preemption,
     PrefixMatch,
     RecoveryCost,
@@ -21,9 +22,11 @@ from .types import (
     Tokens,
     Victim,
     VictimPolicy,
+    Wait,
 )
 
 __all__ = [
+    "Admission",
     "Batch",
     "LogStore",
     "Pager",
@@ -315,6 +318,42 @@ class Step:
     def token_table(self) -> NDArray[np.int32]: ...  # [num_rows, longest row]
     def commit(self, next_tokens: Tokens | None = None, num_accepted: Tokens | None = None) -> NDArray[np.bool_]: ...
     def cancel(self) -> None: ...
+
+@final
+class Admission:
+    def __new__(
+        cls,
+        pager: Pager,
+        *,
+        risk: float = 0.05,
+        prior_tokens: SupportsIndex = 1024,
+        memory: SupportsIndex = 500,
+        patience: SupportsIndex = 100,
+    ) -> Self: ...
+    @property
+    def risk(self) -> float: ...
+    @property
+    def prior_tokens(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def patience(self) -> int: ...
+    def try_admit(
+        self,
+        prompt: Tokens,
+        *,
+        max_tokens: SupportsIndex | None = None,
+        expected_tokens: SupportsIndex | None = None,
+        kind: str = "",
+        namespace: Namespace = b"",
+        fetch: bool = False,
+        fetch_min_tokens: SupportsIndex = 1,
+        waited: Wait | None = None,
+    ) -> Sequence | Wait | Never: ...
+    def try_resume(self, sequence: Sequence, *, waited: Wait | None = None) -> Sequence | Wait | Never: ...
+    def try_swap_in(self, sequence: Sequence, *, waited: Wait | None = None) -> Plan | Wait | Never: ...
+    def outlook(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]: ...
+    def survival(self, tokens: NDArray[np.int64], kind: str = "") -> NDArray[np.float64]: ...
 
 @final
 class Replay:

@@ -20,6 +20,7 @@ __all__ = [
     "Computing",
     "FetchPolicy",
     "Namespace",
+    "Never",
     "Preemption",
     "PrefixMatch",
     "RecoveryCost",
@@ -27,6 +28,7 @@ __all__ = [
     "Tokens",
     "Victim",
     "VictimPolicy",
+    "Wait",
     "WritableBuffer",
 ]
 
@@ -161,6 +163,47 @@ class Preemption(NamedTuple):
     """As the caller gave it."""
     reason: str
     """As the caller gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A request does not come in now, says an :class:`~kvpager.Admission`. Nothing was changed. It is false.
+
+    ``reason``: "blocks", it does not fit now; "growth", it would fit now, but those who run are expected to need the
+    room; "turn", others that wait were passed over too often.
+    """
+
+    reason: Literal["blocks", "growth", "turn"]
+    needed: int
+    """Blocks that it takes, the watermark's reserve included; for "growth": that all will hold at the worst moment, or
+    with ``risk=0`` those that all may come to take."""
+    available: int
+    """Blocks that are free or cached; for "growth": that there are, or with ``risk=0`` those that are free or cached."""
+    passed_over: int
+    """How often others that asked later came in before it."""
+    ticket: int
+    """Its place among those that wait: hand the answer back as ``waited`` when the request is asked about again."""
+
+    @property
+    def short(self) -> int:
+        """Blocks that are missing; for "turn" there may be enough, and it is 0."""
+        return max(0, self.needed - self.available)
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """A request is larger than the whole pool: waiting cannot help. Nothing was changed. It is false."""
+
+    needed: int
+    """Blocks of the request."""
+    usable: int
+    """Blocks of the pool that sequences can hold."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

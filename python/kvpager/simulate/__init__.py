@@ -18,6 +18,7 @@ and how to write a policy; `load` has the requests, from a trace or from `scenar
 from .engine import Engine, EngineConfig, SimulationError
 from .load import BlockIds, Load, SystemPrompts, Texts, TokenTexts, load_from_trace
 from .policies import (
+    Adaptive,
     Admission,
     Advised,
     Answer,
@@ -41,6 +42,7 @@ from .speed import Speed
 __all__ = [
     "REQUESTS",
     "SCENARIOS",
+    "Adaptive",
     "Admission",
     "Advised",
     "Answer",

@@ -19,15 +19,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
-from ..errors import ConfigError
-from ..types import RecoveryCost
+from .. import Admission as Controller
+from ..errors import ConfigError, NeverFits
+from ..types import Never, RecoveryCost, Wait
 
 if TYPE_CHECKING:
     from .. import Plan, Sequence
     from .engine import Engine
     from .rows import Request
+
+T = TypeVar("T")
 
 
 class Admission(Protocol):
@@ -137,6 +140,60 @@ class ReserveEverything(FirstCome):
         return engine.enter(request) if alone or engine.most_blocks(request) <= room else None
 
 
+class Adaptive:
+    """`kvpager.Admission`: whoever fits without those who run being expected to run out of blocks.
+
+    It is told the longest answer of a request where the load has a limit that is not the true length; with `known` it
+    is told the true one.
+    """
+
+    def __init__(
+        self, risk: float = 0.05, *, known: bool = False, watermark: float = 0.0, scan: int = 3, **settings: int
+    ) -> None:
+        if not 0 <= risk <= 1:
+            raise ConfigError(f"a risk of {risk}: expected a share from 0 to 1")
+        self.risk, self.known, self.watermark, self.scan, self.settings = risk, known, watermark, scan, settings
+        self._controller: Controller | None = None
+        self._waited: dict[int, Wait] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{'known' if self.known else 'adaptive'} {100 * self.risk:g}%"
+
+    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+        if self._controller is None:
+            self._controller = Controller(engine.pager, risk=self.risk, **self.settings)
+        waited, sequence = self._waited.get(request.index), request.sequence
+        if sequence is None:
+            tells = engine.load.max_tokens is not None
+            answer = self._controller.try_admit(
+                request.prompt,
+                max_tokens=request.max_tokens if tells else None,
+                expected_tokens=request.answer_tokens if self.known else None,
+                waited=waited,
+            )
+        elif sequence.state == "swapped":
+            return self._answer(request, self._controller.try_swap_in(sequence, waited=waited))
+        else:
+            answer = self._controller.try_resume(sequence, waited=waited)
+        return self._answer(request, answer)
+
+    def _answer(self, request: Request, answer: T | Wait | Never) -> T | None:
+        if isinstance(answer, Wait):
+            self._waited[request.index] = answer
+            return None
+        self._waited.pop(request.index, None)
+        if isinstance(answer, Never):
+            raise NeverFits(answer.needed, answer.usable)
+        return answer
+
+    def finished(self, engine: Engine, request: Request) -> None:
+        pass
+
+    def preempted(self, engine: Engine, request: Request) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Recompute:
     """This request gives its blocks back now; what it had is computed again when it returns."""
@@ -225,11 +282,16 @@ class Advised:
 
 
 def parse_admission(text: str) -> Admission:
-    """`first-come`, `watermark:5%`, `limit:64` or `reserve`; a ValueError says what there is."""
+    """`first-come`, `watermark:5%`, `limit:64`, `reserve`, `adaptive` or `known`, those also with a risk (`adaptive:1%`); a ValueError says what there is."""
     kind, _, value = text.strip().partition(":")
     try:
         if kind == "first-come" and not value:
             return FirstCome()
+        if kind in ("adaptive", "known"):
+            share = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)%|", value)
+            if share is not None:
+                risk = float(Fraction(share[1]) / 100) if share[1] else 0.05
+                return Adaptive(risk, known=kind == "known")
         if kind == "reserve" and not value:
             return ReserveEverything()
         if kind == "watermark" and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,12})?%", value):
@@ -238,4 +300,6 @@ def parse_admission(text: str) -> Admission:
             return ConcurrencyLimit(int(value))
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    raise ValueError(f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64 or reserve")
+    raise ValueError(
+        f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64, reserve, adaptive or known"
+    )

@@ -69,10 +69,15 @@ impl<'py> Given<'py> {
 
     /// The watermark.
     pub fn watermark(&self) -> PyResult<f64> {
-        let Some(value) = self.get() else { return Ok(0.0) };
-        match number(value, "watermark")? {
+        self.share("watermark", 0.0, WATERMARK_LIMITS)
+    }
+
+    /// A share of something.
+    pub fn share(&self, name: &str, default: f64, limits: &str) -> PyResult<f64> {
+        let Some(value) = self.get() else { return Ok(default) };
+        match number(value, name)? {
             Some(share) => Ok(share),
-            None => Err(outside(value, "watermark", WATERMARK_LIMITS)?),
+            None => Err(outside(value, name, limits)?),
         }
     }
 

@@ -5,6 +5,7 @@
 // Doc comments of Python items are Python docstrings, in numpydoc's form.
 #![allow(clippy::doc_markdown)]
 
+mod admission;
 mod arguments;
 mod batch;
 mod buffers;
@@ -30,6 +31,8 @@ mod _core {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    #[pymodule_export]
+    use super::admission::PyAdmission;
     #[pymodule_export]
     use super::batch::PyBatch;
     #[pymodule_export]

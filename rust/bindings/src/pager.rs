@@ -100,6 +100,11 @@ impl PyPager {
         Ok((tokens, namespace, Wish { pinned, wait, fetch: fetch.then_some(least) }))
     }
 
+    /// The pager and its lock.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// The attached tiers that there still are.
     fn attached<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let Ok(mut attached) = self.attached.lock() else { return Vec::new() };

@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod batch;
 pub mod blocks;
 pub mod check;

@@ -1,5 +1,6 @@
 //! What the pager keeps of a sequence.
 
+use crate::admission::Life;
 use crate::batch::Seat;
 use crate::host::Away;
 use crate::ids::{BlockId, NodeId, PlanId};
@@ -92,6 +93,8 @@ pub struct Sequence {
     pub back: (u64, u64),
     /// The plan that it waits for.
     pub plan: Option<PlanId>,
+    /// What is said of how long it runs.
+    pub life: Life,
     /// What it has on the host.
     pub away: Option<Box<Away>>,
 }

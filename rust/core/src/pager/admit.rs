@@ -2,6 +2,7 @@
 
 use super::Pager;
 use super::computing::Computing;
+use crate::admission::Life;
 use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
@@ -98,6 +99,7 @@ impl Pager {
             back: (0, 0),
             plan: None,
             away: None,
+            life: Life { prompt: tokens.len() as u32, ..Life::default() },
         });
         if let Err(error) = self.carry_out(&mut sequence, root, tokens, admission, true) {
             self.unpin_root(root);
@@ -235,7 +237,7 @@ impl Pager {
     }
 
     /// Blocks of a found path that are cached now and would be held: of those nodes that `counts` says.
-    fn idle_blocks(&self, found: Found, counts: impl Fn(NodeId) -> bool) -> usize {
+    pub(super) fn idle_blocks(&self, found: Found, counts: impl Fn(NodeId) -> bool) -> usize {
         self.index.idle_blocks(found, |node| !self.evict.slot(node).is_in_transit() && counts(node))
     }
 
@@ -262,6 +264,9 @@ impl Pager {
             _ => root,
         };
 
+        let shared = if let Supply::Shared(shared) = &admission.supply { shared.len() } else { 0 };
+        let idle = admission.found.map_or(0, |found| self.idle_blocks(found, |_| true));
+        sequence.life.borrowed = (hit_blocks + shared - idle) as u32;
         self.hold(end, 1);
         table.resize(hit_blocks, 0);
         self.walk_path(end, &mut table, is_admit);

@@ -1,6 +1,7 @@
 //! The life of a sequence after admission: fork, truncate, preempt, release.
 
 use super::{Context, ExtraHold, Pager};
+use crate::admission::Life;
 use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
@@ -131,7 +132,9 @@ impl Pager {
 
     fn like(parent: &Sequence, table: Vec<BlockId>, tail: Tail, len: usize) -> Sequence {
         // What is forked from a held prefix runs.
+        let life = Life { borrowed: table.len() as u32, ..parent.life };
         Sequence {
+            life,
             table,
             tail,
             len,
@@ -318,6 +321,7 @@ impl Pager {
 
     /// Ends a sequence. A released handle is no error: the call does nothing and is counted.
     pub fn release(&mut self, handle: Handle, departure: Departure) {
+        self.note_end(handle, departure);
         let Some(state) = self.sequences.get(handle).map(|sequence| sequence.state) else {
             self.counters.noop_calls += 1;
             return;

@@ -7,6 +7,7 @@
 mod admit;
 mod beams;
 mod computing;
+mod control;
 mod fetch;
 mod grow;
 mod invalidate;
@@ -52,6 +53,8 @@ pub use crate::batch::{Counts, Outcome};
 pub use admit::PrefixMatch;
 pub(crate) use admit::check_tokens;
 pub use computing::{Admitted, Computing};
+pub(crate) use control::Controlled;
+pub use control::Hint;
 pub use fetch::Wish;
 pub use life::FORK_MAX;
 pub use plans::End;
@@ -97,6 +100,8 @@ pub struct Pager {
     pub(crate) left_beams: Vec<Box<Sequence>>,
     /// Steps and batches of copies that were handed out and not taken back: the kernels' order.
     pub(crate) num_launches: u64,
+    /// Load control, where somebody asked for it.
+    pub(crate) controlled: Option<Box<Controlled>>,
 }
 
 /// Holds of an indexed block that are no paths.
@@ -153,6 +158,7 @@ impl Pager {
             ghosts: Ghosts::new(config.num_ghost_blocks)?,
             left_beams: Vec::new(),
             num_launches: 0,
+            controlled: None,
             config,
         })
     }

@@ -1,0 +1,299 @@
+//! `kvpager.Admission`.
+
+use std::sync::Arc;
+
+use kvpager_core::admission::{MEMORY_LIMITS, PATIENCE_LIMITS, PRIOR_LIMITS, RISK_LIMITS, Settings, Verdict, Wait};
+use kvpager_core::pager::Hint;
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyString, PyType};
+
+use crate::arguments::{Given, wrong_type};
+use crate::errors::shown;
+use crate::namespace;
+use crate::pager::PyPager;
+use crate::plans::Made;
+use crate::sequence::PySequence;
+use crate::shared::Shared;
+use crate::tokens::Tokens;
+
+/// Decides who comes in, so that those who run do not run out of blocks later.
+///
+/// It projects what the pool will hold while those who run get longer and end, and admits a request if the
+/// probability that they run out stays below `risk`. How long answers get it learns from the sequences of the pager,
+/// by kind: from those that were released as "finished", and from those that still run. There is nothing to report.
+///
+/// Parameters
+/// ----------
+/// pager : Pager
+///     A pager has one: a new one takes over, and the calls of the one before raise ValueError.
+/// risk : float
+///     Probability of running out that is taken, 0..1. 1: whatever fits now comes in, behind the pager's watermark. 0: room
+///     is kept for the longest answer of each, and nobody is counted on to end.
+/// prior_tokens : int
+///     Half of all answers are assumed to be longer, as long as none has ended. 1..1048575.
+/// memory : int
+///     About so many answers that ended are remembered, of each kind. 1..1000000.
+/// patience : int
+///     How often a request that waits may be passed over. 0..2**32-1.
+///
+/// Raises
+/// ------
+/// ConfigError
+///     For a value outside its limits.
+///
+/// No clock and no chance: the same calls give the same answers. Any thread may call.
+#[pyclass(frozen, name = "Admission", module = "kvpager")]
+pub struct PyAdmission {
+    shared: Arc<Shared>,
+    settings: Settings,
+    generation: u64,
+}
+
+#[pymethods]
+impl PyAdmission {
+    #[new]
+    #[pyo3(
+        signature = (pager, *, risk=Given::NOTHING, prior_tokens=Given::NOTHING, memory=Given::NOTHING, patience=Given::NOTHING),
+        text_signature = "(pager, *, risk=0.05, prior_tokens=1024, memory=500, patience=100)"
+    )]
+    fn new(
+        py: Python<'_>,
+        pager: &PyPager,
+        risk: Given<'_>,
+        prior_tokens: Given<'_>,
+        memory: Given<'_>,
+        patience: Given<'_>,
+    ) -> PyResult<Self> {
+        let settings = Settings {
+            risk: risk.share("risk", 0.05, RISK_LIMITS)?,
+            prior_tokens: prior_tokens.setting("prior_tokens", 1024, PRIOR_LIMITS)?,
+            memory: memory.setting("memory", 500, MEMORY_LIMITS)?,
+            patience: patience.setting("patience", 100, PATIENCE_LIMITS)?,
+        };
+        let shared = Arc::clone(pager.shared());
+        let generation = shared.change(py, |pager| pager.set_control(settings))?;
+        Ok(Self { shared, settings, generation })
+    }
+
+    fn __repr__(&self) -> String {
+        let Settings { risk, prior_tokens, memory, patience } = self.settings;
+        format!("<kvpager.Admission risk={risk:?}, prior_tokens={prior_tokens}, memory={memory}, patience={patience}>")
+    }
+
+    /// Probability of running out that is taken.
+    #[getter]
+    fn risk(&self) -> f64 {
+        self.settings.risk
+    }
+
+    /// Half of all answers are assumed to be longer, as long as none has ended.
+    #[getter]
+    fn prior_tokens(&self) -> u32 {
+        self.settings.prior_tokens
+    }
+
+    /// About so many answers that ended are remembered.
+    #[getter]
+    fn memory(&self) -> u32 {
+        self.settings.memory
+    }
+
+    /// How often a request that waits may be passed over.
+    #[getter]
+    fn patience(&self) -> u32 {
+        self.settings.patience
+    }
+
+    /// Decide about a request, and admit it: all in one, so that nothing comes in between.
+    ///
+    /// Parameters
+    /// ----------
+    /// prompt : tokens
+    ///     As for `Pager.admit`.
+    /// max_tokens : int, optional
+    ///     Tokens that the answer may have at most, 1 or more.
+    /// expected_tokens : int, optional
+    ///     How many it will have, if that is known: taken at its word until the answer is longer.
+    /// kind : str
+    ///     Requests of one kind have answers of about one length; what is learned of them is kept apart. At most 64 kinds.
+    /// namespace, fetch, fetch_min_tokens
+    ///     As for `Pager.admit`.
+    /// waited : Wait, optional
+    ///     What the same request was answered before. With it the controller sees to it that nobody who waits is passed over
+    ///     more than `patience` times.
+    ///
+    /// Returns
+    /// -------
+    /// Sequence
+    ///     It is admitted.
+    /// Wait
+    ///     Not now; nothing has changed. Ask again after the next step, or when something has ended. Others may be asked
+    ///     about meanwhile.
+    /// Never
+    ///     The prompt is larger than the pool.
+    ///
+    /// While no other sequence runs, all that fits is admitted.
+    ///
+    /// Raises
+    /// ------
+    /// TokenError, TokenTypeError, ConfigError
+    ///     As `Pager.admit`. ValueError for the other arguments.
+    ///
+    /// Cost: that of the admission, and some tens of microseconds for 1,000 running sequences.
+    #[pyo3(
+        signature = (
+            prompt, *, max_tokens=None, expected_tokens=None, kind=Given::NOTHING, namespace=Given::NOTHING,
+            fetch=Given::NOTHING, fetch_min_tokens=Given::NOTHING, waited=None
+        ),
+        text_signature = "($self, prompt, *, max_tokens=None, expected_tokens=None, kind='', namespace=b'', fetch=False, \
+            fetch_min_tokens=1, waited=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "options, by name")]
+    fn try_admit<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        max_tokens: Option<Given<'py>>,
+        expected_tokens: Option<Given<'py>>,
+        kind: Given<'py>,
+        namespace: Given<'py>,
+        fetch: Given<'py>,
+        fetch_min_tokens: Given<'py>,
+        waited: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = kind.get().cloned().unwrap_or_else(|| PyString::new(py, "").into_any());
+        let arguments = || {
+            let Ok(kind) = kind.cast::<PyString>() else { return Err(wrong_type(&kind, "kind", "a str")) };
+            let hint = Hint {
+                kind: kind.to_str()?,
+                max_tokens: length(max_tokens.as_ref(), "max_tokens")?,
+                expected_tokens: length(expected_tokens.as_ref(), "expected_tokens")?,
+                ticket: ticket(py, waited.as_ref())?,
+            };
+            let namespace = namespace::encode(py, &namespace)?;
+            let (fetch, least) = (fetch.flag("fetch", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
+            Ok((Tokens::from_any(prompt)?, namespace, fetch.then_some(least), hint))
+        };
+        let (tokens, namespace, fetch, hint) = self.shared.arguments(py, arguments())?;
+        let verdict = self.shared.change_with(py, &tokens, |pager, tokens| {
+            pager.try_enter(self.generation, tokens, &namespace, fetch, hint)
+        })?;
+        match verdict {
+            Verdict::In(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),
+            Verdict::Wait(wait) => wait_of(py, wait),
+            Verdict::Never { needed, usable } => never_of(py, needed, usable),
+        }
+    }
+
+    /// The same for a preempted or swapped sequence, which is resumed: returns it, Wait or Never. What was said of it when it was
+    /// admitted still counts. Raises StaleHandle unless it is preempted or swapped.
+    #[pyo3(signature = (sequence, *, waited=None))]
+    fn try_resume<'py>(
+        &self,
+        py: Python<'py>,
+        sequence: Bound<'py, PySequence>,
+        waited: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let handle = sequence.get().handle_in(py, &self.shared, "try_resume")?;
+        let ticket = self.shared.arguments(py, ticket(py, waited.as_ref()))?;
+        match self.shared.change(py, |pager| pager.try_reenter(self.generation, handle, ticket))? {
+            Verdict::In(()) => Ok(sequence.into_any()),
+            Verdict::Wait(wait) => wait_of(py, wait),
+            Verdict::Never { needed, usable } => never_of(py, needed, usable),
+        }
+    }
+
+    /// The same for a swapped sequence, which is brought back from the host: returns the plan, as `Sequence.swap_in`, Wait or
+    /// Never. Raises StaleHandle unless it is swapped.
+    #[pyo3(signature = (sequence, *, waited=None))]
+    fn try_swap_in<'py>(
+        &self,
+        py: Python<'py>,
+        sequence: Bound<'py, PySequence>,
+        waited: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let handle = sequence.get().handle_in(py, &self.shared, "try_swap_in")?;
+        let ticket = self.shared.arguments(py, ticket(py, waited.as_ref()))?;
+        let verdict = self.shared.change(py, |pager| {
+            Ok(match pager.try_return(self.generation, handle, ticket)? {
+                Verdict::In(id) => Verdict::In(Made::of(pager, id)),
+                Verdict::Wait(wait) => Verdict::Wait(wait),
+                Verdict::Never { needed, usable } => Verdict::Never { needed, usable },
+            })
+        })?;
+        match verdict {
+            Verdict::In(made) => made.build(py),
+            Verdict::Wait(wait) => wait_of(py, wait),
+            Verdict::Never { needed, usable } => never_of(py, needed, usable),
+        }
+    }
+
+    /// What the pool will hold if nobody else comes in: steps from now (int64 [n]), and the mean and the standard
+    /// deviation of the blocks that are held then (float64 [n] each).
+    #[expect(clippy::type_complexity, reason = "three arrays")]
+    fn outlook<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>)> {
+        let points = self.shared.change(py, |pager| pager.outlook(self.generation))?;
+        let steps = PyArray1::from_iter(py, points.iter().map(|point| i64::from(point.0)));
+        let means = PyArray1::from_iter(py, points.iter().map(|point| point.1));
+        Ok((steps, means, PyArray1::from_iter(py, points.iter().map(|point| point.2))))
+    }
+
+    /// The share of answers of a kind that have so many tokens or more, as far as is known now: float64 [n] for an int64 [n]
+    /// `tokens`. ValueError for a kind that nobody has named.
+    #[pyo3(signature = (tokens, kind=Given::NOTHING), text_signature = "($self, tokens, kind='')")]
+    fn survival<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: PyReadonlyArray1<'py, i64>,
+        kind: Given<'py>,
+    ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+        let kind = kind.get().cloned().unwrap_or_else(|| PyString::new(py, "").into_any());
+        let Ok(kind) = kind.cast::<PyString>() else { return Err(wrong_type(&kind, "kind", "a str")) };
+        let name = kind.to_str()?;
+        let clamped = |tokens: &i64| u32::try_from((*tokens).max(0)).unwrap_or(u32::MAX);
+        let tokens: Vec<u32> = tokens.as_array().iter().map(clamped).collect();
+        let shares = self.shared.change(py, |pager| pager.survival(self.generation, name, &tokens))?;
+        Ok(PyArray1::from_vec(py, shares))
+    }
+}
+
+/// A length of an answer: 1 or more. One that no answer has is none at all.
+fn length(given: Option<&Given<'_>>, name: &str) -> PyResult<Option<u32>> {
+    given.map(|given| Ok(u32::try_from(given.count(name, 1)?).unwrap_or(u32::MAX))).transpose()
+}
+
+/// The ticket of a Wait.
+fn ticket(py: Python<'_>, waited: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let Some(waited) = waited else { return Ok(None) };
+    if !waited.is_instance(wait_class(py)?)? {
+        return Err(wrong_type(waited, "waited", "a Wait or None"));
+    }
+    let ticket = waited.getattr("ticket")?;
+    match ticket.extract() {
+        Ok(ticket) => Ok(Some(ticket)),
+        Err(_) => {
+            Err(PyValueError::new_err(format!("waited has the ticket {}; none was given like that", shown(&ticket)?)))
+        }
+    }
+}
+
+fn wait_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "kvpager.types", "Wait")
+}
+
+fn wait_of(py: Python<'_>, wait: Wait) -> PyResult<Bound<'_, PyAny>> {
+    let Wait { reason, needed, available, ticket, passed_over } = wait;
+    wait_class(py)?.call1((reason.name(), needed, available, passed_over, ticket))
+}
+
+fn never_of(py: Python<'_>, needed: usize, usable: usize) -> PyResult<Bound<'_, PyAny>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "kvpager.types", "Never")?.call1((needed, usable))
+}

@@ -1,0 +1,314 @@
+//! What the pool will hold if nobody else is let in: growth takes, ends give back.
+//!
+//! After h steps a sequence of which it is not known when it ends holds its blocks and h tokens more with the probability that
+//! it still runs, and nothing otherwise. Sums of many such have a mean and a variance. One of which it is known holds
+//! them until then for certain. Steps are looked at on a grid, a quarter of an octave apart, and at each known end,
+//! where what is certain is at its highest.
+
+use super::survival::{BINS, Survival, bin};
+
+const GRID: usize = 49;
+/// Ages that are told apart: an eighth of an octave.
+const AGES: usize = BINS / 2;
+
+/// The steps that are looked at.
+const STEPS: [u32; GRID] = {
+    let mut steps = [0; GRID];
+    let mut at = 0;
+    while at < GRID {
+        steps[at] = if at < 4 { 16 * at as u32 } else { (4 + (at as u32) % 4) << (3 + at / 4) };
+        at += 1;
+    }
+    steps
+};
+
+/// A sequence, as the projection sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Its kind: which survival estimate is about it.
+    pub kind: usize,
+    /// Tokens of its answer so far.
+    pub answered: u32,
+    /// Blocks that its end gives back.
+    pub blocks: u32,
+    /// Tokens that fit into its blocks before it needs another one.
+    pub room: u32,
+    /// Tokens that it still gets, at most.
+    pub left: Option<u32>,
+    /// It gets all of those.
+    pub is_certain: bool,
+}
+
+impl Member {
+    /// What it holds, in tokens. The last block of each is half empty on average, in the steps to come.
+    fn tokens(&self, block_size: u32) -> f64 {
+        f64::from(self.blocks) * f64::from(block_size) - f64::from(self.room) + 0.5 * f64::from(block_size - 1)
+    }
+}
+
+/// What all hold after some steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// Steps from now.
+    pub steps: u32,
+    /// Blocks, on average.
+    pub mean: f64,
+    /// Of the blocks.
+    pub variance: f64,
+}
+
+/// What all hold in the steps to come.
+#[derive(Clone, Debug, Default)]
+pub struct Projection {
+    points: Vec<Point>,
+    block_size: u32,
+}
+
+/// Sequences of one kind and about one age: sums over those that have not come to their limit, by step.
+struct Group {
+    kind: usize,
+    count: u32,
+    answered: u64,
+    sums: Vec<[f64; 3]>,
+}
+
+impl Projection {
+    /// Of these sequences, beside `fixed` blocks that stay held.
+    #[must_use]
+    pub fn new(members: &[Member], survivals: &[Survival], block_size: u32, fixed: usize) -> Self {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut group_of = vec![usize::MAX; survivals.len() * AGES];
+        let mut ends: Vec<(u32, f64)> = Vec::new();
+        for member in members {
+            let tokens = member.tokens(block_size);
+            if let (true, Some(left)) = (member.is_certain, member.left) {
+                ends.push((left, tokens));
+                continue;
+            }
+            let place = &mut group_of[member.kind * AGES + bin(member.answered) / 2];
+            if *place == usize::MAX {
+                *place = groups.len();
+                groups.push(Group { kind: member.kind, count: 0, answered: 0, sums: vec![[0.0; 3]; GRID] });
+            }
+            let group = &mut groups[*place];
+            group.count += 1;
+            group.answered += u64::from(member.answered);
+            // It counts up to its last step on the grid; `spread` carries that to the steps before.
+            let last = member.left.map_or(GRID, |left| STEPS.partition_point(|&steps| steps < left)).max(1) - 1;
+            let sums = &mut group.sums[last];
+            *sums = [sums[0] + 1.0, sums[1] + tokens, sums[2] + tokens * tokens];
+        }
+        ends.sort_unstable_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size }
+    }
+
+    /// The steps that were looked at, and what all hold then.
+    #[must_use]
+    pub fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// Blocks that all will hold at most, and `one` more: the mean and so many standard deviations, at the worst step.
+    #[must_use]
+    pub fn most_with(&self, one: &Member, survival: &Survival, deviations: f64) -> f64 {
+        let adds = self.share_of(one, survival);
+        let worst = |most: f64, (point, (mean, variance)): (&Point, (f64, f64))| {
+            most.max(point.mean + mean + deviations * (point.variance + variance).sqrt())
+        };
+        self.points.iter().zip(adds).fold(0.0, worst)
+    }
+
+    /// One more was let in.
+    pub fn add(&mut self, one: &Member, survival: &Survival) {
+        let adds: Vec<(f64, f64)> = self.share_of(one, survival).collect();
+        for (point, (mean, variance)) in self.points.iter_mut().zip(adds) {
+            point.mean += mean;
+            point.variance += variance;
+        }
+    }
+
+    /// What one more adds to the mean and the variance of each point.
+    fn share_of<'a>(&'a self, one: &Member, survival: &'a Survival) -> impl Iterator<Item = (f64, f64)> {
+        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
+        let (left, is_certain) = (one.left.unwrap_or(u32::MAX), one.is_certain);
+        let rest = survival.from(one.answered);
+        let mut before = None;
+        self.points.iter().map(move |point| {
+            // One whose end is known may end between two points: then it counts at the second with what it had at its end.
+            let is_over =
+                if is_certain { before.is_some_and(|before| before >= left) } else { point.steps >= left.max(1) };
+            before = Some(point.steps);
+            if is_over {
+                return (0.0, 0.0);
+            }
+            let share = if is_certain { 1.0 } else { rest.goes_on(point.steps) };
+            let blocks = (tokens + f64::from(point.steps.min(left))) / size;
+            (share * blocks, share * (1.0 - share) * blocks * blocks)
+        })
+    }
+}
+
+/// Mean and variance of the tokens that the groups hold, on the grid.
+fn spread(groups: &[Group], survivals: &[Survival]) -> [(f64, f64); GRID] {
+    let mut sums = [(0.0, 0.0); GRID];
+    for group in groups {
+        let rest = survivals[group.kind].from((group.answered / u64::from(group.count)) as u32);
+        let [mut count, mut tokens, mut squares] = [0.0; 3];
+        for (at, sum) in sums.iter_mut().enumerate().rev() {
+            count += group.sums[at][0];
+            tokens += group.sums[at][1];
+            squares += group.sums[at][2];
+            let steps = f64::from(STEPS[at]);
+            let share = rest.goes_on(STEPS[at]);
+            sum.0 += share * (tokens + steps * count);
+            sum.1 += share * (1.0 - share) * (squares + steps * (2.0 * tokens + steps * count));
+        }
+    }
+    sums
+}
+
+/// The grid and the known ends together, in ascending order.
+fn join(uncertain: &[(f64, f64); GRID], ends: &[(u32, f64)], block_size: u32, fixed: usize) -> Vec<Point> {
+    let size = f64::from(block_size);
+    #[expect(clippy::cast_precision_loss, reason = "blocks and sequences, below 2^31")]
+    let (fixed, mut count) = (fixed as f64, ends.len() as f64);
+    let mut held: f64 = ends.iter().map(|end| end.1).sum();
+    let mut points = Vec::with_capacity(GRID + ends.len());
+    let (mut at, mut over) = (0, 0);
+    let mut next_end = 0;
+    while at < GRID || next_end < ends.len() {
+        let end = ends.get(next_end).map_or(u32::MAX, |end| end.0);
+        let steps = if at < GRID { STEPS[at].min(end) } else { end };
+        while over < ends.len() && ends[over].0 < steps {
+            held -= ends[over].1;
+            count -= 1.0;
+            over += 1;
+        }
+        let (mean, variance) = between(uncertain, at, steps);
+        let certain = if over < ends.len() { held + count * f64::from(steps) } else { 0.0 };
+        // How empty last blocks are differs from sequence to sequence; of the others that is little beside their ends.
+        let variance = variance / (size * size) + count / 12.0;
+        points.push(Point { steps, mean: fixed + (mean + certain) / size, variance });
+        at += usize::from(at < GRID && STEPS[at] == steps);
+        next_end += ends[next_end..].partition_point(|end| end.0 == steps);
+    }
+    points
+}
+
+/// On a straight line between two steps of the grid; `next` is the first one that is not below `steps`.
+fn between(grid: &[(f64, f64); GRID], next: usize, steps: u32) -> (f64, f64) {
+    if next == 0 || next == GRID || STEPS[next] == steps {
+        return grid[next.min(GRID - 1)];
+    }
+    let (from, to) = (grid[next - 1], grid[next]);
+    let within = f64::from(steps - STEPS[next - 1]) / f64::from(STEPS[next] - STEPS[next - 1]);
+    (from.0 + (to.0 - from.0) * within, from.1 + (to.1 - from.1) * within)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::survival::{Censored, Ended};
+
+    fn survival(lengths: &[u32]) -> Survival {
+        let mut ended = Ended::new(f64::INFINITY);
+        lengths.iter().for_each(|&tokens| ended.finish(tokens));
+        Survival::new(&ended.hazards(&Censored::default(), &[0.0; BINS], 0.0))
+    }
+
+    const fn member(answered: u32, blocks: u32, left: Option<u32>, is_certain: bool) -> Member {
+        Member { kind: 0, answered, blocks, room: 0, left, is_certain }
+    }
+
+    /// Mean and variance of what is held after so many steps, over all ways in which the lives can end: each goes on or has
+    /// ended. Blocks hold one token.
+    fn enumerated(members: &[Member], survival: &Survival, steps: u32) -> (f64, f64) {
+        let lives: Vec<(f64, f64)> = members
+            .iter()
+            .map(|member| {
+                let held = f64::from(member.blocks + steps);
+                match (member.is_certain, member.left) {
+                    (true, left) => (f64::from(u8::from(left.is_some_and(|left| steps <= left))), held),
+                    (false, Some(left)) if steps > 0 && steps >= left => (0.0, held),
+                    (false, _) => (survival.from(member.answered).goes_on(steps), held),
+                }
+            })
+            .collect();
+        let (mut mean, mut square) = (0.0, 0.0);
+        for who in 0_u32..1 << lives.len() {
+            let (mut probability, mut sum) = (1.0, 0.0);
+            for (at, &(share, held)) in lives.iter().enumerate() {
+                let goes_on = who >> at & 1 == 1;
+                probability *= if goes_on { share } else { 1.0 - share };
+                sum += if goes_on { held } else { 0.0 };
+            }
+            mean += probability * sum;
+            square += probability * sum * sum;
+        }
+        (mean, square - mean * mean)
+    }
+
+    #[test]
+    fn it_is_what_the_enumeration_of_all_lives_gives() {
+        let survival = survival(&[10, 20, 40, 40, 70, 130, 300, 301]);
+        let members = [
+            member(0, 5, None, false),
+            member(9, 12, None, false),
+            member(25, 40, Some(30), false),
+            member(25, 17, Some(500), false),
+            member(3, 9, Some(57), true),
+            member(99, 3, Some(16), true),
+            member(64, 64, None, false),
+        ];
+        for count in 0..=members.len() {
+            let members = &members[..count];
+            let projection = Projection::new(members, std::slice::from_ref(&survival), 1, 0);
+            for point in projection.points().iter().filter(|point| STEPS.contains(&point.steps)) {
+                let (mean, variance) = enumerated(members, &survival, point.steps);
+                assert!((point.mean - mean).abs() < 1e-6 * (1.0 + mean), "{count} {point:?} {mean}");
+                assert!((point.variance - variance).abs() < 0.6 + 1e-6 * variance, "{count} {point:?} {variance}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_more_is_as_if_it_had_been_there() {
+        let survival = survival(&[10, 20, 40, 40, 70, 130, 300, 301]);
+        let all = [
+            member(0, 5, None, false),
+            member(3, 9, Some(64), true),
+            member(25, 40, Some(30), false),
+            member(25, 40, Some(1), false),
+            member(7, 8, Some(128), true),
+        ];
+        for last in 0..all.len() {
+            let (mut others, one) = (all.to_vec(), all[last]);
+            others.remove(last);
+            let together = Projection::new(&all, std::slice::from_ref(&survival), 1, 3);
+            let mut one_by_one = Projection::new(&others, std::slice::from_ref(&survival), 1, 3);
+            let most = one_by_one.most_with(&one, &survival, 1.0);
+            one_by_one.add(&one, &survival);
+            let seen = one_by_one.points().iter().map(|point| point.mean + point.variance.sqrt()).fold(0.0, f64::max);
+            assert!((most - seen).abs() < 1e-9);
+            for point in one_by_one.points() {
+                let same = together.points().iter().find(|other| other.steps == point.steps).unwrap();
+                assert!((same.mean - point.mean).abs() < 1e-6, "{last}: {same:?} {point:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_end_counts_to_its_last_step_and_no_further() {
+        let all = [member(0, 10, Some(37), true), member(0, 20, Some(5000), true)];
+        let projection = Projection::new(&all, &[], 1, 4);
+        let at = |steps| projection.points().iter().find(|point| point.steps == steps).unwrap().mean;
+        assert_eq!([at(0), at(37), at(40 + 8), at(5000)], [34.0, 34.0 + 74.0, 24.0 + 48.0, 24.0 + 5000.0]);
+        assert_eq!(projection.points().last().unwrap().mean, 4.0, "all are gone");
+    }
+
+    #[test]
+    fn steps_ascend_and_reach_far() {
+        assert!(STEPS.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!((STEPS[0], STEPS[1], STEPS[4], STEPS[8], STEPS[GRID - 1]), (0, 16, 64, 128, 131_072));
+    }
+}

@@ -1,0 +1,356 @@
+//! Admission under load control: what runs, as the controller has to see it, and its answer carried out.
+//!
+//! Nothing is kept of a sequence but its `life`, so there is nothing that a caller could forget to say: how far it is, and that
+//! it has ended, the pager knows.
+
+use super::Pager;
+use super::admit::check_tokens;
+use super::computing::Admitted;
+use super::fetch::Wish;
+use crate::admission::projection::{Member, Projection};
+use crate::admission::survival::Survival;
+use crate::admission::{Control, Life, Reason, Settings, Verdict, Wait};
+use crate::batch::Seat;
+use crate::error::{Error, Result};
+use crate::evict::Departure;
+use crate::ids::{Handle, PlanId, Token};
+use crate::sequence::{Sequence, State};
+
+/// A controller, and what it found out for the state of the pool that `seen` names.
+#[derive(Debug)]
+pub(crate) struct Controlled {
+    pub(super) control: Control,
+    seen: Option<[u64; 8]>,
+    projection: Projection,
+    survivals: Vec<Survival>,
+}
+
+/// What a caller says with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Hint<'a> {
+    /// The kind of request.
+    pub kind: &'a str,
+    /// Tokens of the answer, at most.
+    pub max_tokens: Option<u32>,
+    /// Tokens of the answer, as far as is known.
+    pub expected_tokens: Option<u32>,
+    /// What it got when it had to wait before.
+    pub ticket: Option<u64>,
+}
+
+impl Pager {
+    /// From now on a controller decides who comes in by `try_enter`; answers what names it. One before it is gone.
+    ///
+    /// # Errors
+    /// `Config`.
+    pub fn set_control(&mut self, settings: Settings) -> Result<u64> {
+        let mut control = Control::new(settings)?;
+        control.generation = self.controlled.as_ref().map_or(0, |old| old.control.generation + 1);
+        let generation = control.generation;
+        let (projection, survivals) = (Projection::default(), Vec::new());
+        self.controlled = Some(Box::new(Controlled { control, seen: None, projection, survivals }));
+        Ok(generation)
+    }
+
+    /// Admits a prompt if it fits and those who run are not expected to run out of blocks.
+    ///
+    /// # Errors
+    /// As `admit`, but for what a verdict says; `Value` if another controller has taken over.
+    pub fn try_enter(
+        &mut self,
+        generation: u64,
+        tokens: &[Token],
+        namespace: &[u8],
+        fetch: Option<usize>,
+        hint: Hint<'_>,
+    ) -> Result<Verdict<Handle>> {
+        let plan = self.plan(tokens, namespace);
+        let (found, refused) = match &plan {
+            Ok(admission) => (admission.found, None),
+            Err(Error::OutOfBlocks { needed, free, evictable, .. }) => (None, Some((*needed, free + evictable))),
+            Err(Error::NeverFits { needed, usable, .. }) => {
+                let (needed, usable) = (*needed, *usable);
+                self.checked_control(generation)?;
+                self.counters.refused_calls += 1;
+                return Ok(Verdict::Never { needed, usable });
+            }
+            Err(_) => return Err(plan.err().unwrap_or(Error::EmptyPrompt)),
+        };
+        let block_size = self.config.block_size;
+        let blocks = tokens.len().div_ceil(block_size);
+        let borrowed = found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true));
+        let kind = match self.checked_control(generation)?.kind(hint.kind) {
+            Ok(kind) => kind,
+            Err(error) => return check_tokens(tokens, 0).and(Err(error)),
+        };
+        let life = Life {
+            kind,
+            prompt: tokens.len() as u32,
+            most: hint.max_tokens,
+            expected: hint.expected_tokens,
+            borrowed: borrowed as u32,
+        };
+        let one = life.member(tokens.len() as u32, blocks as u32, block_size as u32);
+        if let Some(wait) = self.refusal(&life, &one, hint.ticket, refused) {
+            check_tokens(tokens, 0)?;
+            return Ok(self.wait(wait, hint.ticket));
+        }
+        let entered = match (plan, fetch) {
+            (Ok(admission), None) => self.begin(tokens, namespace, false, &admission),
+            _ => self.admit_as(tokens, namespace, Wish { pinned: false, wait: false, fetch }).map(|admitted| {
+                match admitted {
+                    Admitted::Sequence(handle) => handle,
+                    Admitted::Computing(_) => unreachable!("it was not to wait"),
+                }
+            }),
+        };
+        let handle = match entered {
+            Ok(handle) => handle,
+            Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
+                return Ok(self.wait((Reason::Blocks, needed, free + evictable), hint.ticket));
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(sequence) = self.sequences.get_mut(handle) {
+            sequence.life = Life { borrowed: sequence.life.borrowed, ..life };
+        }
+        self.entered(&one, hint.ticket);
+        Ok(Verdict::In(handle))
+    }
+
+    /// Admits a preempted or swapped sequence again, under the same rules.
+    ///
+    /// # Errors
+    /// As `resume`, but for what a verdict says.
+    pub fn try_reenter(&mut self, generation: u64, handle: Handle, ticket: Option<u64>) -> Result<Verdict<()>> {
+        self.return_with(generation, handle, ticket, |pager| pager.resume(handle))
+    }
+
+    /// Plans to bring a swapped sequence back, under the same rules.
+    ///
+    /// # Errors
+    /// As `swap_in`, but for what a verdict says.
+    pub fn try_return(&mut self, generation: u64, handle: Handle, ticket: Option<u64>) -> Result<Verdict<PlanId>> {
+        self.return_with(generation, handle, ticket, |pager| pager.swap_in(handle))
+    }
+
+    fn return_with<T>(
+        &mut self,
+        generation: u64,
+        handle: Handle,
+        ticket: Option<u64>,
+        enter: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<Verdict<T>> {
+        self.checked_control(generation)?;
+        let sequence = match self.sequences.get(handle) {
+            Some(sequence) if matches!(sequence.state, State::Preempted | State::Swapped) => sequence,
+            // The call itself says what is wrong.
+            _ => return enter(self).map(Verdict::In),
+        };
+        let (block_size, len) = (self.config.block_size, sequence.len);
+        let (blocks, usable) = (len.div_ceil(block_size), self.config.usable_blocks());
+        if blocks > usable {
+            self.counters.refused_calls += 1;
+            return Ok(Verdict::Never { needed: blocks, usable });
+        }
+        let life = Life { borrowed: 0, ..sequence.life };
+        let one = life.member(len as u32, blocks as u32, block_size as u32);
+        if let Some(wait) = self.refusal(&life, &one, ticket, None) {
+            return Ok(self.wait(wait, ticket));
+        }
+        match enter(self) {
+            Ok(answer) => {
+                self.entered(&one, ticket);
+                Ok(Verdict::In(answer))
+            }
+            Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
+                // The pager has counted this one.
+                self.counters.refused_calls -= 1;
+                Ok(self.wait((Reason::Blocks, needed, free + evictable), ticket))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The mean and the standard deviation of the blocks that will be held, by steps from now.
+    ///
+    /// # Errors
+    /// `Value` if another controller has taken over.
+    pub fn outlook(&mut self, generation: u64) -> Result<Vec<(u32, f64, f64)>> {
+        self.checked_control(generation)?;
+        self.project();
+        let Some(controlled) = &self.controlled else { return Ok(Vec::new()) };
+        Ok(controlled
+            .projection
+            .points()
+            .iter()
+            .map(|point| (point.steps, point.mean, point.variance.sqrt()))
+            .collect())
+    }
+
+    /// The share of a kind's answers that have so many tokens or more.
+    ///
+    /// # Errors
+    /// `Value` if another controller has taken over, or for a kind that nobody has named.
+    pub fn survival(&mut self, generation: u64, kind: &str, tokens: &[u32]) -> Result<Vec<f64>> {
+        let found = self.checked_control(generation)?.find_kind(kind);
+        let Some(kind) = found else { return Err(Error::Value(format!("no request of kind {kind:?} was seen"))) };
+        self.project();
+        let survivals = self.controlled.as_ref().map_or(&[][..], |controlled| &controlled.survivals);
+        Ok(survivals
+            .get(kind as usize)
+            .map_or_else(Vec::new, |survival| tokens.iter().map(|&tokens| survival.share(tokens)).collect()))
+    }
+
+    /// A sequence is about to end: its length says how long answers get.
+    pub(super) fn note_end(&mut self, handle: Handle, departure: Departure) {
+        if self.controlled.is_none() {
+            return;
+        }
+        let Some(sequence) = self.sequences.get(handle).filter(|sequence| !sequence.pinned) else { return };
+        let (kind, answered) = (sequence.life.kind, self.len_now(sequence).saturating_sub(sequence.life.prompt));
+        if let Some(controlled) = &mut self.controlled {
+            controlled.control.end(kind, answered, departure == Departure::Finished);
+        }
+    }
+
+    fn checked_control(&mut self, generation: u64) -> Result<&mut Control> {
+        match &mut self.controlled {
+            Some(controlled) if controlled.control.generation == generation => Ok(&mut controlled.control),
+            _ => Err(Error::Value("another Admission controls this pager now: a pager has one".to_owned())),
+        }
+    }
+
+    /// Why a request has to wait, with what is needed and what there is; None if it may come in.
+    fn refusal(
+        &mut self,
+        life: &Life,
+        one: &Member,
+        ticket: Option<u64>,
+        refused: Option<(usize, usize)>,
+    ) -> Option<(Reason, usize, usize)> {
+        let is_idle = self.num_running == self.num_running_pinned;
+        let available = self.num_free_blocks() + self.num_evictable_blocks();
+        let is_turn = self.controlled.as_mut().is_none_or(|controlled| controlled.control.turns.ask(ticket));
+        if let Some((needed, available)) = refused {
+            return Some((Reason::Blocks, needed, available));
+        }
+        if is_idle {
+            return None;
+        }
+        if !is_turn {
+            return Some((Reason::Turn, one.blocks as usize, available));
+        }
+        let risk = self.controlled.as_ref().map_or(1.0, |controlled| controlled.control.settings().risk);
+        if risk >= 1.0 {
+            return None;
+        }
+        let usable = self.config.usable_blocks();
+        if risk <= 0.0 {
+            let most = life.most_blocks(self.config.block_size as u32).unwrap_or(usable);
+            let needed = most + self.promised_blocks();
+            return (needed > available).then_some((Reason::Growth, needed, available));
+        }
+        self.project();
+        let controlled = self.controlled.as_ref()?;
+        let needed = controlled.control.most_with(&controlled.projection, one, &controlled.survivals);
+        (needed > usable).then_some((Reason::Growth, needed, usable))
+    }
+
+    /// A request waits.
+    fn wait<T>(&mut self, (reason, needed, available): (Reason, usize, usize), ticket: Option<u64>) -> Verdict<T> {
+        self.counters.refused_calls += 1;
+        let (ticket, passed_over) = match (&mut self.controlled, ticket) {
+            (Some(controlled), None) => (controlled.control.turns.ticket(), 0),
+            (Some(controlled), Some(ticket)) => (ticket, controlled.control.turns.passed_over(ticket)),
+            (None, _) => (0, 0),
+        };
+        Verdict::Wait(Wait { reason, needed, available, ticket, passed_over })
+    }
+
+    /// A request came in.
+    fn entered(&mut self, one: &Member, ticket: Option<u64>) {
+        let now = self.state_now();
+        let Some(controlled) = &mut self.controlled else { return };
+        controlled.control.turns.enter(ticket);
+        // What was found out is still so, with one more.
+        if controlled.seen.is_some()
+            && let Some(survival) = controlled.survivals.get(one.kind)
+        {
+            controlled.projection.add(one, survival);
+            controlled.seen = Some(now);
+        }
+    }
+
+    /// Blocks that all who run may still take, each with its longest answer. Whoever has no limit may take them all.
+    fn promised_blocks(&self) -> usize {
+        let (block_size, usable) = (self.config.block_size as u32, self.config.usable_blocks());
+        let running = self.sequences.iter().filter(|sequence| Self::is_member(sequence));
+        running
+            .map(|sequence| {
+                sequence.life.most_blocks(block_size).unwrap_or(usable).saturating_sub(sequence.table.len())
+            })
+            .sum()
+    }
+
+    /// Is it projected? Others who hold blocks, prefixes and what is on its way to the host, are counted as they are.
+    fn is_member(sequence: &Sequence) -> bool {
+        !sequence.pinned && sequence.state.is_on_device() && sequence.state != State::SwappingOut
+    }
+
+    /// Its tokens. A row may know more than the sequence.
+    fn len_now(&self, sequence: &Sequence) -> u32 {
+        match sequence.seat {
+            Seat::Row { batch, row } => {
+                self.batches.get(batch).map_or(sequence.len as u32, |batch| batch.rows[row as usize].len)
+            }
+            Seat::None | Seat::Left { .. } => sequence.len as u32,
+        }
+    }
+
+    /// Changes when the pool, or who runs, does, or with a step.
+    fn state_now(&self) -> [u64; 8] {
+        [
+            self.num_free_blocks() as u64,
+            self.num_evictable_blocks() as u64,
+            self.num_running as u64,
+            self.num_preempted as u64,
+            self.num_swapped as u64,
+            self.num_launches,
+            self.counters.clock_ticks,
+            self.sequences.next_serial(),
+        ]
+    }
+
+    /// Finds out how long answers get, and what all will hold.
+    fn project(&mut self) {
+        let now = self.state_now();
+        let Some(mut controlled) = self.controlled.take_if(|controlled| controlled.seen != Some(now)) else { return };
+        let block_size = self.config.block_size as u32;
+        let mut members = Vec::with_capacity(self.num_running);
+        let mut waiting = Vec::with_capacity(self.num_preempted + self.num_swapped);
+        let mut held = 0;
+        for sequence in self.sequences.iter().filter(|sequence| !sequence.pinned) {
+            let len = self.len_now(sequence);
+            if Self::is_member(sequence) {
+                let member = sequence.life.member(len, sequence.table.len() as u32, block_size);
+                held += member.blocks as usize;
+                members.push(member);
+            } else {
+                waiting.push((sequence.life.kind as usize, len.saturating_sub(sequence.life.prompt)));
+            }
+        }
+        let running = members.iter().map(|member| (member.kind, member.answered));
+        controlled.survivals = controlled.control.survivals(running.chain(waiting.iter().copied()));
+        let kinds = controlled.survivals.len();
+        // Of another controller's kinds nothing is known.
+        for member in &mut members {
+            member.kind *= usize::from(member.kind < kinds);
+        }
+        let active = self.config.usable_blocks() - self.num_free_blocks() - self.num_evictable_blocks();
+        let fixed = active.saturating_sub(held);
+        controlled.projection = Projection::new(&members, &controlled.survivals, block_size, fixed);
+        controlled.seen = Some(now);
+        self.controlled = Some(controlled);
+    }
+}
