@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tier_support import BLOCK_SIZE, WIDTH, Server, memory_store
+from test_movers_cut_short import Interrupt
+from tier_support import BLOCK_SIZE, WIDTH, History, Server, memory_store
 
 import kvpager
 from kvpager import ConfigError, TransferError
@@ -246,6 +247,70 @@ def test_a_store_that_cannot_drop_is_not_used_until_it_was_cleared(servers):
     store.fails = set()
     server.tier.clear()
     assert server.serve(PROMPT) == 0
+
+
+class Meanwhile:
+    """Attached before the tier: another thread loads between a change of the pager and the tier's own."""
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+        self.thread: threading.Thread | None = None
+
+    def load(self) -> None:
+        assert self.server is not None
+        self.server.tier.wait(10.0, [loading] if (loading := self.server.tier.load(PROMPT)) else [])
+
+    def on_reset(self) -> None:
+        self.thread = threading.Thread(target=self.load)
+        self.thread.start()
+        self.thread.join(0.2)
+
+    def on_forget(self, tokens: kvpager.Tokens, namespace: kvpager.Namespace) -> None:
+        self.on_reset()
+
+
+@pytest.mark.parametrize("drop", ["reset", "forget"])
+def test_what_is_being_dropped_is_not_loaded_meanwhile(servers, drop):
+    store, meanwhile = memory_store(), Meanwhile()
+    first = serving(servers, store)
+    first.serve(PROMPT)
+    first.save_all()
+
+    class Hooked(Tier):
+        def __init__(self, pager, *others, **options):
+            pager.attach(meanwhile)
+            super().__init__(pager, *others, **options)
+
+    meanwhile.server = serving(servers, store, make_tier=Hooked)
+    meanwhile.server.reset() if drop == "reset" else meanwhile.server.forget(PROMPT[:4])
+    meanwhile.thread.join()
+    assert meanwhile.server.serve(PROMPT) == 0  # each byte is looked at
+
+
+@pytest.mark.parametrize("drop", ["reset", "forget"])
+def test_an_interrupt_at_any_step_of_a_drop_serves_nothing_that_was_dropped(servers, drop):
+    """Ctrl-C may fall before the tier has done anything: then it is as stale as one whose store refused."""
+    history = History()
+    for nth in range(1000):
+        store = memory_store()
+        server = serving(servers, store, history=history)
+        server.serve(PROMPT)
+        server.save_all()
+        call = server.reset if drop == "reset" else lambda server=server: server.forget(PROMPT[:4])
+        counts = history.num_resets, len(history.forgotten)
+        was_interrupted = Interrupt(nth, "tier.py", "mover.py").strikes(call)
+        if (history.num_resets, len(history.forgotten)) == counts:
+            # The pager's part was carried out before the interrupt fell.
+            history.num_resets += drop == "reset"
+            history.forgotten += [((b"model", b""), PROMPT[:4])] * (drop == "forget")
+        server.tier.stale and server.tier.clear()
+        again = serving(servers, store, history=history)
+        assert again.serve(PROMPT) == 0
+        again.close()
+        servers.remove(again)
+        if not was_interrupted:
+            return
+    raise AssertionError("there is always one more step")
 
 
 @pytest.mark.parametrize("call", ["get_many", "contains_many"])

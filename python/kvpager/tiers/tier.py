@@ -82,13 +82,16 @@ class Tier:
         self._pager = pager
         self._store = store
         self._mover = StoreMover(store, host, max_queued_bytes=max_queued_bytes)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """The pager holds it while it resets or forgets, so that nothing is brought that is being dropped."""
         self._loadings: dict[Plan, list[Loading]] = {}
         self._reports: deque[Ticket] = deque()
         self._looks: deque[_Look] = deque()
         self._looker = None if store.is_local else ThreadPoolExecutor(1, "kvpager-store-look")
         self._num_refused_saves = 0
-        self._stale: BaseException | None = None
+        self.stale: BaseException | None = None
+        """Why the store may have what was to be dropped. The pager sets it, too: `on_reset` and `on_forget` may be cut
+        short before they have done anything."""
         self._is_closed = False
         pager.attach(self)
 
@@ -104,7 +107,7 @@ class Tier:
         content tokens is saved whole). Returns the plan, or None if there are none, or the write queue is full (which
         ``stats()["refused_saves"]`` counts). ValueError for less than 1; TransferError if the tier is closed.
         """
-        with self._lock:
+        with self.lock:
             self._check()
             room = self._mover.num_free_blocks
             if num_blocks >= 1 and room == 0:
@@ -128,7 +131,7 @@ class Tier:
         """
         if min_tokens < 1:
             raise ValueError(f"min_tokens is {min_tokens}; it must be 1 or more")
-        with self._lock:
+        with self.lock:
             self._check()
             match, block_size = self._pager.match(prompt, namespace=namespace), self._pager.block_size
             have = match.num_tokens + match.num_host_tokens
@@ -179,7 +182,7 @@ class Tier:
         """Tells the pager which saves and loads have ended, and begins those loads of which it is known now what the
         store has. Returns the plans that ended. Call it once in each turn of the loop.
         """
-        with self._lock:
+        with self.lock:
             self._begin_looks()
             self._reports.extend(self._mover.poll())
             return self._tell()
@@ -199,7 +202,7 @@ class Tier:
             self._reports.extend(self._mover.wait(min(left, 0.01)))
 
     def _is_idle(self) -> bool:
-        with self._lock:
+        with self.lock:
             return not (self._looks or self._reports) and self._mover.is_idle
 
     def _begin_looks(self) -> None:
@@ -239,12 +242,12 @@ class Tier:
     def on_reset(self) -> None:
         """The pager was reset and its identity is what it was: nothing that was saved may come back. Clears the
         store."""
-        with self._lock:
+        with self.lock:
             self._drop(lambda: self._store.clear())
 
     def on_forget(self, tokens: Tokens, namespace: Namespace) -> None:
         """The pager forgot a path's last block and all below it: so does the store. Cost: a look at every record."""
-        with self._lock:
+        with self.lock:
             records = self._pager.store_keys(tokens, namespace=namespace)
             # A run of content tokens at the end may go on, and has no key: then the block above goes, with all below.
             key = records.keys[-1:] if len(records.keys) else self._root(namespace)
@@ -259,21 +262,24 @@ class Tier:
         """Does it while nothing is written. If it fails, the store may have what is not to be served: then the tier
         refuses all, until it was cleared.
         """
-        with self._mover.nothing_written():
-            try:
+        try:
+            with self._mover.nothing_written():
                 drop()
-            except BaseException as error:
-                self._stale = error
-                raise TransferError(
-                    f"the store could not drop what is not wanted any more ({type(error).__name__}: {error}); the tier"
-                    f" refuses all calls until clear() succeeds"
-                ) from error
+        except Exception as error:
+            self.stale = error
+            raise TransferError(
+                f"the store could not drop what is not wanted any more ({type(error).__name__}: {error}); the tier"
+                f" refuses all calls until clear() succeeds"
+            ) from error
+        except BaseException as interrupt:
+            self.stale = interrupt
+            raise
 
     def clear(self) -> None:
         """Drops all that the store has."""
-        with self._lock:
+        with self.lock:
             self._drop(lambda: self._store.clear())
-            self._stale = None
+            self.stale = None
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
 
@@ -293,10 +299,10 @@ class Tier:
         if self._is_closed:
             return
         try:
-            if self._stale is None:
+            if self.stale is None:
                 self.wait(timeout)
         finally:
-            with self._lock:
+            with self.lock:
                 self._is_closed = True
                 if self._looker is not None:
                     self._looker.shutdown(wait=False, cancel_futures=True)
@@ -318,8 +324,8 @@ class Tier:
     def _check(self) -> None:
         if self._is_closed:
             raise TransferError("the tier is closed")
-        if self._stale is not None:
-            raise TransferError("the store may have what was dropped: clear() the tier first") from self._stale
+        if self.stale is not None:
+            raise TransferError("the store may have what was dropped: clear() the tier first") from self.stale
 
 
 class _Look:

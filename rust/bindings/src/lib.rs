@@ -6,6 +6,7 @@
 #![allow(clippy::doc_markdown)]
 
 mod arguments;
+mod attached;
 mod batch;
 mod buffers;
 mod errors;
