@@ -30,12 +30,18 @@ class Wrapped:
         self.is_local = is_local
         self.may_write = threading.Event()
         self.may_write.set()
+        self.may_read = threading.Event()
+        self.may_read.set()
         self.fails: set[str] = set()
 
     def __getattr__(self, name: str):
         if name in self.fails:
             raise OSError(f"{name} is out of order")
         return getattr(self._store, name)
+
+    def get_many(self, *args):
+        assert self.may_read.wait(10.0)
+        return self.__getattr__("get_many")(*args)
 
     def put_many(self, *args):
         assert self.may_write.wait(10.0)
@@ -408,6 +414,69 @@ def test_a_loading_that_nobody_waits_for_does_no_harm(servers):
     assert again.serve(PROMPT) == 16
 
 
+@pytest.mark.parametrize("how", ["abandoned", "another's"])
+def test_nobody_waits_for_a_load_that_will_not_be_reported(servers, how):
+    """One that its caller gave up on (the store hangs), or that another tier of this pager carries out."""
+    store = memory_store()
+    first = serving(servers, store)
+    first.serve(PROMPT)
+    first.save_all()
+    hanging = Wrapped(store)
+    hanging.may_read.clear()
+    server = serving(servers, hanging)
+    loading = server.tier.load(PROMPT)
+    if how == "abandoned":
+        waiting = server.tier
+        server.pager.abandon(loading.plan)
+    else:
+        waiting = Tier(server.pager, server.host, store)
+        loading = waiting.load(PROMPT)
+        assert not loading.done
+        hanging.may_read.set()
+        assert server.tier.wait(10.0)
+    assert waiting.wait(10.0, [loading])
+    assert server.serve(PROMPT, loads=False) == (0 if how == "abandoned" else 16)
+    hanging.may_read.set()
+    waiting.close()
+
+
+LIES = {
+    "one for all": lambda found: np.True_,
+    "a list": lambda found: found.tolist(),
+    "numbers": lambda found: found.astype(np.int64),
+    "which": lambda found: np.flatnonzero(found),
+    "too many": lambda found: np.append(found, True),
+    "too few": lambda found: found[:1],
+    "a column": lambda found: found[:, None],
+    "nothing": lambda found: None,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("call", ["get_many", "contains_many", "put_many"])
+def test_an_answer_that_is_none_is_not_believed(servers, call, lie):
+    store = memory_store()
+    first = serving(servers, store)
+    first.serve(PROMPT)
+    first.save_all()
+
+    class Lying(Wrapped):
+        def __getattr__(self, name: str):
+            answer = super().__getattr__(name)
+            return (lambda *given: LIES[lie](answer(*given))) if name == call else answer
+
+    liar = Lying(store, is_local=False)
+    liar.put_many = lambda *given: Lying.__getattr__(liar, "put_many")(*given)
+    server = serving(servers, liar)
+    assert server.serve(PROMPT) == (16 if call == "put_many" else 0)
+    server.serve([7] * 9)
+    server.carry_out(server.pager.offload(8))
+    if call != "get_many":
+        server.tier.save(8)
+        assert server.tier.wait(10.0)
+        assert server.pager.stats().saved_blocks == 0
+
+
 def test_a_tier_that_was_closed_refuses(servers):
     store = memory_store()
     server = serving(servers, store)
@@ -475,8 +544,13 @@ def test_bad_arguments(servers):
     for num_blocks in (0, -1):
         with pytest.raises(ValueError, match="num_blocks"):
             server.tier.save(num_blocks)
-    with pytest.raises(TypeError):
-        server.tier.save("2")
+    for wrong in ("2", 1.5, float("nan")):
+        with pytest.raises(TypeError):
+            server.tier.save(wrong)
+        with pytest.raises(TypeError):
+            server.tier.load(PROMPT, min_tokens=wrong)
+        with pytest.raises(TypeError):
+            Tier(server.pager, server.host, memory_store(), max_queued_bytes=wrong)
     with pytest.raises(ValueError, match="min_tokens"):
         server.tier.load(PROMPT, min_tokens=0)
     with pytest.raises(kvpager.TokenError):

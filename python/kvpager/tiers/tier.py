@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
 import os
+import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +21,19 @@ import numpy.typing as npt
 from ..errors import ConfigError, TransferError
 from ..movers.arena import HostArena
 from ..movers.base import Ticket, finite
-from ..plans import Plan, StoreKeys
+from ..plans import Plan, PlanKind, StoreKeys
 from .disk import DiskStore, Sync
 from .mover import StoreMover
-from .store import Store
+from .store import Store, told
 
 if TYPE_CHECKING:
     from .._core import Pager
     from ..types import Namespace, Tokens
 
 __all__ = ["DiskTier", "Loading", "Tier"]
+
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether plans that somebody waits for are still under way."""
 
 
 class Loading:
@@ -87,12 +94,21 @@ class Tier:
         self._loadings: dict[Plan, list[Loading]] = {}
         self._reports: deque[Ticket] = deque()
         self._looks: deque[_Look] = deque()
-        self._looker = None if store.is_local else ThreadPoolExecutor(1, "kvpager-store-look")
+        self._asked: queue.SimpleQueue[_Look | None] | None = None
+        if not store.is_local:
+            # (An executor's thread may keep the interpreter from ending where an interrupt falls into its start.)
+            self._asked = queue.SimpleQueue()
+            threading.Thread(target=_ask, args=(self._asked,), name="kvpager-store-look", daemon=True).start()
+            weakref.finalize(self, self._asked.put, None)
         self._num_refused_saves = 0
         self.stale: BaseException | None = None
         """Why the store may have what was to be dropped. The pager sets it, too: `on_reset` and `on_forget` may be cut
         short before they have done anything."""
         self._is_closed = False
+        self._has_ended = False
+        # What is being begun: its kind, the plan or None, and whether it was started here.
+        self._begun: list[Any] = []
+        self._look_at_plans = 0.0
         pager.attach(self)
 
     @property
@@ -108,16 +124,13 @@ class Tier:
         ``stats()["refused_saves"]`` counts). ValueError for less than 1; TransferError if the tier is closed.
         """
         with self.lock:
+            operator.index(num_blocks)
             self._check()
             room = self._mover.num_free_blocks
             if num_blocks >= 1 and room == 0:
                 self._num_refused_saves += 1
                 return None
-            plan = self._pager.save(min(num_blocks, max(room, 1)))
-            if plan is not None:
-                self._pager.start(plan)
-                self._submit(plan)
-            return plan
+            return self._carry_out("save", self._pager.save, min(num_blocks, max(room, 1)))
 
     # ---- load --------------------------------------------------------------------------------------------------------
 
@@ -129,7 +142,7 @@ class Tier:
         does; ValueError for `min_tokens` below 1; TransferError if the tier is closed. Cost: some 0.2 us a block, and
         for a local store a look at its index.
         """
-        if min_tokens < 1:
+        if operator.index(min_tokens) < 1:
             raise ValueError(f"min_tokens is {min_tokens}; it must be 1 or more")
         with self.lock:
             self._check()
@@ -142,10 +155,11 @@ class Tier:
             # The host's prefix is known only where it is the longer one.
             first = have // block_size if match.num_host_tokens else 0
             look = _Look(Loading(), prompt, namespace, have + min_tokens, first)
-            if self._looker is None:
+            if self._asked is None:
                 return self._begin(look, self._num_there(keys, first))
             look.prompt = np.array(prompt, np.int64)  # The caller may change it meanwhile.
-            look.answer = self._looker.submit(self._num_there, keys, first)
+            look.ask = functools.partial(self._num_there, keys, first)
+            self._asked.put(look)
             self._looks.append(look)
             return look.loading
 
@@ -158,7 +172,7 @@ class Tier:
         return blocks * self._pager.block_size
 
     def _num_there(self, keys: npt.NDArray[np.uint8], first: int) -> int:
-        there = self._store.contains_many(keys[first:])
+        there = told(self._store.contains_many(keys[first:]), len(keys) - first)
         return first + int(there.argmin() if not there.all() else len(there))
 
     def _begin(self, look: _Look, num_blocks: int) -> Loading | None:
@@ -166,15 +180,57 @@ class Tier:
         num_tokens = num_blocks * self._pager.block_size
         if num_blocks <= look.first or num_tokens < look.least:
             return None
-        plan = self._pager.load(look.prompt, num_tokens, namespace=look.namespace)
-        if plan is None:
-            return None
-        look.loading._plan = plan
-        is_new = self._pager.start(plan)
-        self._loadings.setdefault(plan, []).append(look.loading)
-        if is_new:
-            self._submit(plan)
-        return look.loading
+        load = functools.partial(self._pager.load, look.prompt, namespace=look.namespace)
+        return None if self._carry_out("load", load, num_tokens, look.loading) is None else look.loading
+
+    def _carry_out(
+        self, kind: PlanKind, make: Callable[[int], Plan | None], amount: int, loading: Loading | None = None
+    ) -> Plan | None:
+        """Makes a plan, starts it, unless another has, and submits it. What cuts this short, `_settle` settles."""
+        self._begun = [kind]
+        try:
+            # Calls that C makes, and keeps what they answer: no interrupt falls in between.
+            self._begun.extend(map(make, [amount]))
+            plan: Plan | None = self._begun[1]
+            if plan is not None:
+                if loading is not None:
+                    loading._plan = plan
+                    self._loadings.setdefault(plan, []).append(loading)
+                self._begun.extend(map(self._pager.start, [plan]))
+                if self._begun[2]:
+                    self._mover.submit(plan)
+        except BaseException:
+            self._settle()
+            raise
+        self._begun = []
+        return plan
+
+    def _settle(self) -> None:
+        """Ends what was begun and, by an error or an interrupt, not submitted. By steps that may be repeated."""
+        match self._begun:
+            case [kind]:
+                # It may have been made, and who was to be told was interrupted: then it is planned. If it is somebody
+                # else's, he finds when he starts it that it has ended.
+                lost = [each.plan for each in self._pager.plans() if (each.plan.kind, each.state) == (kind, "planned")]
+            case [_, Plan() as plan]:
+                lost = [plan]
+            case [_, Plan() as plan, True] if not self._mover.has(plan):
+                self._pager.fail(plan)
+                self._is_done(plan)
+                lost = []
+            case _:
+                lost = []
+        for plan in lost:
+            with contextlib.suppress(TransferError):  # another's, and under way
+                self._pager.cancel(plan)
+            self._is_done(plan)
+        self._begun = []
+
+    def _is_done(self, plan: Plan) -> None:
+        """Who waits for a plan need not any more."""
+        for loading in self._loadings.get(plan, ()):
+            loading._done = True
+        self._loadings.pop(plan, None)
 
     # ---- what has ended ----------------------------------------------------------------------------------------------
 
@@ -183,9 +239,12 @@ class Tier:
         store has. Returns the plans that ended. Call it once in each turn of the loop.
         """
         with self.lock:
+            self._settle()
             self._begin_looks()
             self._reports.extend(self._mover.poll())
-            return self._tell()
+            ended = self._tell()
+            self._look_after_loadings()
+            return ended
 
     def wait(self, timeout: float, loadings: Sequence[Loading] | None = None) -> bool:
         """Reports until `loadings` are done (None: until nothing is under way), for at most `timeout` seconds. True if
@@ -200,20 +259,22 @@ class Tier:
             if left <= 0:
                 return False
             self._reports.extend(self._mover.wait(min(left, 0.01)))
+            if self._mover.is_idle:
+                time.sleep(min(left, 0.001))  # What is waited for is a look, or another mover's.
 
     def _is_idle(self) -> bool:
         with self.lock:
             return not (self._looks or self._reports) and self._mover.is_idle
 
     def _begin_looks(self) -> None:
-        while self._looks and (answer := self._looks[0].answer) is not None and answer.done():
+        while self._looks and self._looks[0].is_answered:
             look = self._looks[0]
-            if answer.cancelled() or answer.exception() is not None or self._begin(look, answer.result()) is None:
+            if self._begin(look, look.num_there) is None:
                 look.loading._done = True
             self._looks.popleft()
 
     def _tell(self) -> list[Plan]:
-        told = []
+        ended = []
         while self._reports:
             # Taken off only when all is done: an interrupt in between makes it a repeated report, which does no harm.
             ticket = self._reports[0]
@@ -222,20 +283,19 @@ class Tier:
             taken = self._pager.complete(plan) if is_done else self._pager.fail(plan, done=ticket.done)
             if not taken:
                 self._pager.reclaim(plan)  # It was abandoned, and has stopped now.
-            for loading in self._loadings.pop(plan, ()):
-                loading._done = True
-            told.append(plan)
+            self._is_done(plan)
+            ended.append(plan)
             self._reports.popleft()
-        return told
+        return ended
 
-    def _submit(self, plan: Plan) -> None:
-        try:
-            self._mover.submit(plan)
-        except BaseException:
-            self._pager.fail(plan)
-            for loading in self._loadings.pop(plan, ()):
-                loading._done = True
-            raise
+    def _look_after_loadings(self) -> None:
+        """Nobody waits for a plan that was abandoned, or for another mover's that has ended. Looked at now and then."""
+        now = time.monotonic()
+        if self._loadings and now >= self._look_at_plans:
+            self._look_at_plans = now + _LOOK_SECONDS
+            started = {each.plan for each in self._pager.plans() if each.state == "started"}
+            for plan in self._loadings.keys() - started:
+                self._is_done(plan)
 
     # ---- what is not wanted any more --------------------------------------------------------------------------------
 
@@ -296,7 +356,7 @@ class Tier:
         """Waits until what is queued is written, for at most `timeout` seconds, then fails the rest and tells the
         pager. The store is the caller's to close. A second call does nothing; other calls raise TransferError.
         """
-        if self._is_closed:
+        if self._has_ended:
             return
         try:
             if self.stale is None:
@@ -304,14 +364,19 @@ class Tier:
         finally:
             with self.lock:
                 self._is_closed = True
-                if self._looker is not None:
-                    self._looker.shutdown(wait=False, cancel_futures=True)
+                self._settle()
+                if self._asked is not None:
+                    self._asked.put(None)
                 for look in self._looks:
                     look.loading._done = True
                 self._looks.clear()
                 self._mover.close()
                 self._reports.extend(self._mover.poll())
                 self._tell()
+                # What another mover brings.
+                for plan in list(self._loadings):
+                    self._is_done(plan)
+                self._has_ended = True
 
     def __enter__(self) -> Self:
         return self
@@ -322,6 +387,7 @@ class Tier:
         self.close()
 
     def _check(self) -> None:
+        self._settle()
         if self._is_closed:
             raise TransferError("the tier is closed")
         if self.stale is not None:
@@ -337,7 +403,19 @@ class _Look:
         self.namespace = namespace
         self.least = least
         self.first = first
-        self.answer: Future[int] | None = None
+        self.ask: Callable[[], int] = int
+        self.num_there = 0
+        self.is_answered = False
+
+
+def _ask(asked: queue.SimpleQueue[_Look | None]) -> None:
+    """A thread: asks the store for one look after the other, until the tier is closed or collected."""
+    while (look := asked.get()) is not None:
+        # A store that fails has nothing.
+        with contextlib.suppress(BaseException):
+            look.num_there = look.ask()
+        look.is_answered = True
+        del look
 
 
 class DiskTier(Tier):
