@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -86,3 +87,27 @@ def test_another_model_starts_cold(tmp_path, monkeypatch):
 def test_a_disk_takes_a_host():
     with pytest.raises(ValueError, match="takes host blocks, too"):
         a_scheduler(64, disk="somewhere")
+
+
+def test_a_disk_that_hangs_costs_a_deadline(tmp_path, monkeypatch):
+    """What it does not answer is computed; other plans' deadlines are its own, on the same clock."""
+    serve(tmp_path, PROMPT)
+    scheduler = a_scheduler(64, host_blocks=64, disk=tmp_path, deadline_s=0.2)
+    store, goes_on = scheduler.transfers.disk.store, threading.Event()
+    read = store.get_many
+
+    def hang(*given):
+        assert goes_on.wait(60.0)
+        return read(*given)
+
+    monkeypatch.setattr(store, "get_many", hang)
+    asked = ask(scheduler, PROMPT, 6)
+    for _ in range(100_000):
+        scheduler.step()
+        if asked.is_done:
+            break
+    goes_on.set()
+    assert asked.is_done
+    assert scheduler.metrics()["abandoned_transfers"] == 1
+    drive(scheduler)
+    assert finish(scheduler, [asked]) == [0]

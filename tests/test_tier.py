@@ -440,6 +440,16 @@ def test_nobody_waits_for_a_load_that_will_not_be_reported(servers, how):
     waiting.close()
 
 
+def test_plans_begin_by_the_clock_that_is_given(servers):
+    server = serving(servers, Wrapped(memory_store()), clock=lambda: 1234)
+    server.serve(PROMPT)
+    server.carry_out(server.pager.offload(8))
+    server.tier.store.may_write.clear()
+    server.tier.save(8)
+    assert [each.tick for each in server.pager.plans()] == [1234]
+    server.tier.store.may_write.set()
+
+
 LIES = {
     "one for all": lambda found: np.True_,
     "a list": lambda found: found.tolist(),

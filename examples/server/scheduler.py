@@ -103,7 +103,8 @@ class Scheduler:
         if host_blocks:
             pool = self.pages.pool()
             host = HostArena(host_blocks, pool.layout.bytes_per_block)
-            tier = DiskTier(self.pager, host, disk, max_bytes=disk_bytes) if disk else None
+            clock = Transfers.clock_ms
+            tier = DiskTier(self.pager, host, disk, max_bytes=disk_bytes, clock=clock) if disk else None
             mover = make_mover(pool, host)
         self.transfers = Transfers(
             self.pager, mover, tier, deadline_s=self.limits.deadline_s, offload_blocks=self.limits.offload_blocks

@@ -66,7 +66,8 @@ class Transfers:
         """Those that the mover carries out."""
         return [each for each in self.pager.plans(older_than) if each.plan.records is None]
 
-    def clock_ms(self) -> int:
+    @staticmethod
+    def clock_ms() -> int:
         return time.monotonic_ns() // 1_000_000
 
     # What can be moved
@@ -131,6 +132,10 @@ class Transfers:
         if self.disk is not None:
             self.disk.report()
         now = self.clock_ms()
+        for plan, state, _ in self.pager.plans(max(0, now - self.deadline_ms)):
+            if plan.kind == "load" and state == "started":
+                self.pager.abandon(plan)  # the disk hangs: who waits for it is computed
+                self.counters.abandoned_transfers += 1
         for plan, state, _ in self._plans(max(0, now - self.deadline_ms)):
             if state == "started":
                 self.pager.abandon(plan)

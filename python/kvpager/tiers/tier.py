@@ -74,8 +74,18 @@ class Tier:
     has lost is a miss. Safe to call from several threads.
     """
 
-    def __init__(self, pager: Pager, host: HostArena, store: Store, *, max_queued_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        pager: Pager,
+        host: HostArena,
+        store: Store,
+        *,
+        max_queued_bytes: int = 1 << 28,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         """`host`: the arena whose rows are the pager's host blocks. `max_queued_bytes` bounds what waits to be written.
+        `clock` tells the tick at which ``pager.start`` is told that a plan begins, for ``pager.plans(older_than=...)``:
+        give it if your other plans are started with ticks of yours.
 
         ConfigError if pager, arena and store do not fit each other.
         """
@@ -88,6 +98,7 @@ class Tier:
             )
         self._pager = pager
         self._store = store
+        self._clock = clock
         self._mover = StoreMover(store, host, max_queued_bytes=max_queued_bytes)
         self.lock = threading.RLock()
         """The pager holds it while it resets or forgets, so that nothing is brought that is being dropped."""
@@ -196,7 +207,8 @@ class Tier:
                 if loading is not None:
                     loading._plan = plan
                     self._loadings.setdefault(plan, []).append(loading)
-                self._begun.extend(map(self._pager.start, [plan]))
+                tick = None if self._clock is None else self._clock()
+                self._begun.extend(map(functools.partial(self._pager.start, tick=tick), [plan]))
                 if self._begun[2]:
                     self._mover.submit(plan)
         except BaseException:
@@ -434,13 +446,16 @@ class DiskTier(Tier):
         max_bytes: int,
         sync: Sync = "segment",
         max_queued_bytes: int = 1 << 28,
+        clock: Callable[[], int] | None = None,
     ) -> None:
-        """`path`: made if need be. `max_bytes`: of everything in it, for ever. `sync`: see :class:`DiskStore`."""
+        """`path`: made if need be. `max_bytes`: of everything in it, for ever. `sync`: see :class:`DiskStore`. `clock`:
+        see :class:`Tier`.
+        """
         store = DiskStore(
             path, row_bytes=host.bytes_per_block, block_size=pager.block_size, max_bytes=max_bytes, sync=sync
         )
         try:
-            super().__init__(pager, host, store, max_queued_bytes=max_queued_bytes)
+            super().__init__(pager, host, store, max_queued_bytes=max_queued_bytes, clock=clock)
         except BaseException:
             store.close()
             raise
