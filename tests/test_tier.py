@@ -450,6 +450,24 @@ def test_plans_begin_by_the_clock_that_is_given(servers):
     server.tier.store.may_write.set()
 
 
+def test_a_store_that_does_not_answer_is_not_asked_without_end(servers):
+    class Silent(Wrapped):
+        def contains_many(self, keys):
+            assert self.may_read.wait(10.0)
+            return self._store.contains_many(keys)
+
+    store = Silent(memory_store(), is_local=False)
+    store.may_read.clear()
+    server = serving(servers, store)
+    loadings = [server.tier.load(PROMPT) for _ in range(1030)]
+    assert loadings.count(None) == 6
+    assert loadings[1024:] == [None] * 6
+    assert server.tier.stats()["refused_loads"] == 6
+    store.may_read.set()
+    assert server.tier.wait(10.0)
+    assert server.tier.load(PROMPT) is not None
+
+
 LIES = {
     "one for all": lambda found: np.True_,
     "a list": lambda found: found.tolist(),

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskTier", "Loading", "Tier"]
 
+_LOOKS_MAX = 1024
+"""Prompts of which a store may be asked at a time."""
 _LOOK_SECONDS = 0.05
 """Between two looks at whether plans that somebody waits for are still under way."""
 
@@ -112,6 +114,7 @@ class Tier:
             threading.Thread(target=_ask, args=(self._asked,), name="kvpager-store-look", daemon=True).start()
             weakref.finalize(self, self._asked.put, None)
         self._num_refused_saves = 0
+        self._num_refused_loads = 0
         self.stale: BaseException | None = None
         """Why the store may have what was to be dropped. The pager sets it, too: `on_reset` and `on_forget` may be cut
         short before they have done anything."""
@@ -148,10 +151,10 @@ class Tier:
     def load(self, prompt: Tokens, *, namespace: Namespace = b"", min_tokens: int = 1) -> Loading | None:
         """Begins to bring to the host what the store has of a prompt and neither the host nor the device has.
 
-        None if that is less than `min_tokens` tokens (see :mod:`kvpager.cost` for how many are worth it), or the host
-        has no room. Prompts that want the same share one reading. Raises TokenError and TokenTypeError as ``match``
-        does; ValueError for `min_tokens` below 1; TransferError if the tier is closed. Cost: some 0.2 us a block, and
-        for a local store a look at its index.
+        None if that is less than `min_tokens` tokens (see :mod:`kvpager.cost` for how many are worth it), the host
+        has no room, or 1,024 prompts wait for a store that has to be asked. Prompts that want the same share one
+        reading. Raises TokenError and TokenTypeError as ``match`` does; ValueError for `min_tokens` below 1;
+        TransferError if the tier is closed. Cost: some 0.2 us a block, and for a local store a look at its index.
         """
         if operator.index(min_tokens) < 1:
             raise ValueError(f"min_tokens is {min_tokens}; it must be 1 or more")
@@ -168,6 +171,9 @@ class Tier:
             look = _Look(Loading(), prompt, namespace, have + min_tokens, first)
             if self._asked is None:
                 return self._begin(look, self._num_there(keys, first))
+            if len(self._looks) >= _LOOKS_MAX:
+                self._num_refused_loads += 1
+                return None
             look.prompt = np.array(prompt, np.int64)  # The caller may change it meanwhile.
             look.ask = functools.partial(self._num_there, keys, first)
             self._asked.put(look)
@@ -356,9 +362,12 @@ class Tier:
     # ---- the rest ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """The store's counters, and `refused_saves`, `dropped_blocks`, `queued_bytes` of the write queue."""
+        """The store's counters; `refused_saves`, `dropped_blocks`, `queued_bytes` of the write queue; and
+        `refused_loads`, of which a store on another machine was not asked since it is too slow.
+        """
         own = {
             "refused_saves": self._num_refused_saves,
+            "refused_loads": self._num_refused_loads,
             "dropped_blocks": self._mover.num_dropped_blocks,
             "queued_bytes": self._mover.num_queued_bytes,
         }
