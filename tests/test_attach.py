@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
+import pytest
 from implementations import admit_committed, cache, nothing_changes, refuses
 from tiers import each_with_store
 
@@ -115,3 +117,60 @@ def test_what_is_no_tier_is_refused(implementation):
         for wrong in (None, 1, "text", object(), sequence, Slotted()):
             with refuses(TypeError):
                 pager.attach(wrong)
+
+
+def test_who_has_a_lock_brings_nothing_meanwhile(implementation):
+    class Locked(Tier):
+        def __init__(self, pager):
+            super().__init__(pager)
+            self.lock = threading.RLock()
+
+        def on_reset(self):
+            super().on_reset()
+            others = threading.Thread(target=self.look)
+            others.start()
+            others.join()
+
+        def on_forget(self, tokens, namespace):
+            self.on_reset()
+
+        def look(self):
+            self.heard.append(self.lock.acquire(blocking=False))
+
+    pager = implementation(8, 4)
+    tier = Locked(pager)
+    pager.attach(tier)
+    pager.reset()
+    pager.forget([1] * 4)
+    with refuses(ConfigError):
+        pager.reset(bytes(65_537))
+    assert tier.heard == [("reset", 0), False] * 2
+    tier.look()
+    assert tier.heard[-1]
+    tier.lock.release()
+    outside = threading.Thread(target=tier.look)
+    outside.start()
+    outside.join()
+    assert tier.heard[-1]
+
+
+def test_all_hear_and_who_fails_is_stale(implementation):
+    class Broken(Tier):
+        stale = None
+
+        def on_reset(self):
+            raise KeyboardInterrupt
+
+        def on_forget(self, tokens, namespace):
+            raise OSError("the disk is gone")
+
+    pager = implementation(8, 4)
+    broken, fine = Broken(pager), Tier(pager)
+    pager.attach(broken)
+    pager.attach(fine)
+    for call, error in ((lambda: pager.forget([1] * 4), OSError), (pager.reset, KeyboardInterrupt)):
+        with pytest.raises(error) as raised:
+            call()
+        assert broken.stale is raised.value
+    assert fine.heard == [([1] * 4, b"", 0), ("reset", 0)]
+    assert not hasattr(fine, "stale")

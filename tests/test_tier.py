@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tier_support import BLOCK_SIZE, WIDTH, Server, memory_store
+from test_movers_cut_short import Interrupt
+from tier_support import BLOCK_SIZE, WIDTH, History, Server, memory_store
 
 import kvpager
 from kvpager import ConfigError, TransferError
@@ -258,6 +259,70 @@ def test_a_store_that_cannot_drop_is_not_used_until_it_was_cleared(servers):
     assert server.serve(PROMPT) == 0
 
 
+class Meanwhile:
+    """Attached before the tier: another thread loads between a change of the pager and the tier's own."""
+
+    def __init__(self) -> None:
+        self.server: Server | None = None
+        self.thread: threading.Thread | None = None
+
+    def load(self) -> None:
+        assert self.server is not None
+        self.server.tier.wait(10.0, [loading] if (loading := self.server.tier.load(PROMPT)) else [])
+
+    def on_reset(self) -> None:
+        self.thread = threading.Thread(target=self.load)
+        self.thread.start()
+        self.thread.join(0.2)
+
+    def on_forget(self, tokens: kvpager.Tokens, namespace: kvpager.Namespace) -> None:
+        self.on_reset()
+
+
+@pytest.mark.parametrize("drop", ["reset", "forget"])
+def test_what_is_being_dropped_is_not_loaded_meanwhile(servers, drop):
+    store, meanwhile = memory_store(), Meanwhile()
+    first = serving(servers, store)
+    first.serve(PROMPT)
+    first.save_all()
+
+    class Hooked(Tier):
+        def __init__(self, pager, *others, **options):
+            pager.attach(meanwhile)
+            super().__init__(pager, *others, **options)
+
+    meanwhile.server = serving(servers, store, make_tier=Hooked)
+    meanwhile.server.reset() if drop == "reset" else meanwhile.server.forget(PROMPT[:4])
+    meanwhile.thread.join()
+    assert meanwhile.server.serve(PROMPT) == 0  # each byte is looked at
+
+
+@pytest.mark.parametrize("drop", ["reset", "forget"])
+def test_an_interrupt_at_any_step_of_a_drop_serves_nothing_that_was_dropped(servers, drop):
+    """Ctrl-C may fall before the tier has done anything: then it is as stale as one whose store refused."""
+    history = History()
+    for nth in range(1000):
+        store = memory_store()
+        server = serving(servers, store, history=history)
+        server.serve(PROMPT)
+        server.save_all()
+        call = server.reset if drop == "reset" else lambda server=server: server.forget(PROMPT[:4])
+        counts = history.num_resets, len(history.forgotten)
+        was_interrupted = Interrupt(nth, "tier.py", "mover.py").strikes(call)
+        if (history.num_resets, len(history.forgotten)) == counts:
+            # The pager's part was carried out before the interrupt fell.
+            history.num_resets += drop == "reset"
+            history.forgotten += [((b"model", b""), PROMPT[:4])] * (drop == "forget")
+        server.tier.stale and server.tier.clear()
+        again = serving(servers, store, history=history)
+        assert again.serve(PROMPT) == 0
+        again.close()
+        servers.remove(again)
+        if not was_interrupted:
+            return
+    raise AssertionError("there is always one more step")
+
+
 @pytest.mark.parametrize("call", ["get_many", "contains_many"])
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_store_that_fails_is_a_miss(servers, call, is_local):
@@ -353,6 +418,97 @@ def test_a_loading_that_nobody_waits_for_does_no_harm(servers):
     assert again.serve(PROMPT) == 16
 
 
+@pytest.mark.parametrize("how", ["abandoned", "another's"])
+def test_nobody_waits_for_a_load_that_will_not_be_reported(servers, how):
+    """One that its caller gave up on (the store hangs), or that another tier of this pager carries out."""
+    store = memory_store()
+    first = serving(servers, store)
+    first.serve(PROMPT)
+    first.save_all()
+    hanging = Wrapped(store)
+    hanging.may_read.clear()
+    server = serving(servers, hanging)
+    loading = server.tier.load(PROMPT)
+    if how == "abandoned":
+        waiting = server.tier
+        server.pager.abandon(loading.plan)
+    else:
+        waiting = Tier(server.pager, server.host, store)
+        loading = waiting.load(PROMPT)
+        assert not loading.done
+        hanging.may_read.set()
+        assert server.tier.wait(10.0)
+    assert waiting.wait(10.0, [loading])
+    assert server.serve(PROMPT, loads=False) == (0 if how == "abandoned" else 16)
+    hanging.may_read.set()
+    waiting.close()
+
+
+def test_plans_begin_by_the_clock_that_is_given(servers):
+    server = serving(servers, Wrapped(memory_store()), clock=lambda: 1234)
+    server.serve(PROMPT)
+    server.carry_out(server.pager.offload(8))
+    server.tier.store.may_write.clear()
+    server.tier.save(8)
+    assert [each.tick for each in server.pager.plans()] == [1234]
+    server.tier.store.may_write.set()
+
+
+def test_a_store_that_does_not_answer_is_not_asked_without_end(servers):
+    class Silent(Wrapped):
+        def contains_many(self, keys):
+            assert self.may_read.wait(10.0)
+            return self._store.contains_many(keys)
+
+    store = Silent(memory_store(), is_local=False)
+    store.may_read.clear()
+    server = serving(servers, store)
+    loadings = [server.tier.load(PROMPT) for _ in range(1030)]
+    assert loadings.count(None) == 6
+    assert loadings[1024:] == [None] * 6
+    assert server.tier.stats()["refused_loads"] == 6
+    store.may_read.set()
+    assert server.tier.wait(10.0)
+    assert server.tier.load(PROMPT) is not None
+
+
+LIES = {
+    "one for all": lambda found: np.True_,
+    "a list": lambda found: found.tolist(),
+    "numbers": lambda found: found.astype(np.int64),
+    "which": lambda found: np.flatnonzero(found),
+    "too many": lambda found: np.append(found, True),
+    "too few": lambda found: found[:1],
+    "a column": lambda found: found[:, None],
+    "nothing": lambda found: None,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("call", ["get_many", "contains_many", "put_many"])
+def test_an_answer_that_is_none_is_not_believed(servers, call, lie):
+    store = memory_store()
+    first = serving(servers, store)
+    first.serve(PROMPT)
+    first.save_all()
+
+    class Lying(Wrapped):
+        def __getattr__(self, name: str):
+            answer = super().__getattr__(name)
+            return (lambda *given: LIES[lie](answer(*given))) if name == call else answer
+
+    liar = Lying(store, is_local=False)
+    liar.put_many = lambda *given: Lying.__getattr__(liar, "put_many")(*given)
+    server = serving(servers, liar)
+    assert server.serve(PROMPT) == (16 if call == "put_many" else 0)
+    server.serve([7] * 9)
+    server.carry_out(server.pager.offload(8))
+    if call != "get_many":
+        server.tier.save(8)
+        assert server.tier.wait(10.0)
+        assert server.pager.stats().saved_blocks == 0
+
+
 def test_a_tier_that_was_closed_refuses(servers):
     store = memory_store()
     server = serving(servers, store)
@@ -420,8 +576,13 @@ def test_bad_arguments(servers):
     for num_blocks in (0, -1):
         with pytest.raises(ValueError, match="num_blocks"):
             server.tier.save(num_blocks)
-    with pytest.raises(TypeError):
-        server.tier.save("2")
+    for wrong in ("2", 1.5, float("nan")):
+        with pytest.raises(TypeError):
+            server.tier.save(wrong)
+        with pytest.raises(TypeError):
+            server.tier.load(PROMPT, min_tokens=wrong)
+        with pytest.raises(TypeError):
+            Tier(server.pager, server.host, memory_store(), max_queued_bytes=wrong)
     with pytest.raises(ValueError, match="min_tokens"):
         server.tier.load(PROMPT, min_tokens=0)
     with pytest.raises(kvpager.TokenError):

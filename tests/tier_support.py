@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Server:
         identity: bytes = b"model",
         make_tier: Callable[..., Tier] = Tier,
         history: History | None = None,
-        **options: int,
+        **options: Any,
     ) -> None:
         self.history = history or History()
         self.memory = np.zeros((num_blocks, BLOCK_SIZE, WIDTH), np.uint8)

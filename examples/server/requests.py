@@ -58,7 +58,6 @@ class Request:
     num_sampled: int = 0
     is_forked: bool = False
     loading: Loading | None = None
-    asked_ms: int = 0
 
 
 @dataclass(eq=False)

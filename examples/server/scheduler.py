@@ -104,7 +104,8 @@ class Scheduler:
         if host_blocks:
             pool = self.pages.pool()
             host = HostArena(host_blocks, pool.layout.bytes_per_block)
-            tier = DiskTier(self.pager, host, disk, max_bytes=disk_bytes) if disk else None
+            clock = Transfers.clock_ms
+            tier = DiskTier(self.pager, host, disk, max_bytes=disk_bytes, clock=clock) if disk else None
             mover = make_mover(pool, host)
         self.transfers = Transfers(
             self.pager, mover, tier, deadline_s=self.limits.deadline_s, offload_blocks=self.limits.offload_blocks
@@ -239,7 +240,6 @@ class Scheduler:
             self._inbox.submitted, self._inbox.aborted = [], []
         for request in submitted:
             request.loading = self.transfers.load(request.prompt, request.namespace)
-            request.asked_ms = self.transfers.clock_ms()
         self.waiting.extend(submitted)
         for request in aborted:
             samples = [sample for sample in self._samples() if sample.request is request]
@@ -284,7 +284,7 @@ class Scheduler:
         for request in list(self.waiting):
             if request.n > rows_left:
                 return
-            if request.loading and not request.loading.done and self.transfers.is_in_time(request.asked_ms):
+            if request.loading and not request.loading.done:
                 continue  # the disk is asked meanwhile
             seq = self.pager.try_admit(
                 request.prompt, namespace=request.namespace, wait=True, fetch=self.transfers.is_open

@@ -63,11 +63,12 @@ class Transfers:
         return bool(self.pager.plans())
 
     def _overdue(self, patience_ms: int) -> list[kvpager.PlanStatus]:
-        """Plans that the mover was given longer ago. (The disk tier's tell the time by another clock.)"""
+        """Plans that the mover was given longer ago."""
         started = self.pager.plans(older_than=max(0, self.clock_ms() - patience_ms))
         return [each for each in started if each.plan.records is None]
 
-    def clock_ms(self) -> int:
+    @staticmethod
+    def clock_ms() -> int:
         return time.monotonic_ns() // 1_000_000
 
     # What can be moved
@@ -102,10 +103,6 @@ class Transfers:
         """Begins to bring to the host what the disk has of a prompt. None if there is nothing to wait for."""
         return None if self.disk is None else self.disk.load(prompt, namespace=namespace)
 
-    def is_in_time(self, asked_ms: int) -> bool:
-        """Is it worth to go on waiting for what the disk was asked? A disk that hangs keeps nobody."""
-        return self.clock_ms() - asked_ms <= self.deadline_ms
-
     def save_all(self) -> None:
         """Saves what is cached, as far as that is done before the deadline: the next server finds it."""
         deadline_ms = self.clock_ms() + self.deadline_ms
@@ -137,6 +134,10 @@ class Transfers:
             self._report(ticket)
         if self.disk is not None:
             self.disk.report()
+        for plan, state, _ in self.pager.plans(max(0, self.clock_ms() - self.deadline_ms)):
+            if plan.kind == "load" and state == "started":
+                self.pager.abandon(plan)  # the disk hangs: who waits for it is computed
+                self.counters.abandoned_transfers += 1
         for plan, state, _ in self._overdue(self.deadline_ms):
             if state == "started":
                 self.pager.abandon(plan)

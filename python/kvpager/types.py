@@ -61,7 +61,12 @@ class BatchArrays(TypedDict, total=False):
 
 
 class AttachedTier(Protocol):
-    """What ``Pager.attach`` takes: it keeps blocks outside the pager, and has to drop what the pager drops."""
+    """What ``Pager.attach`` takes: it keeps blocks outside the pager, and has to drop what the pager drops.
+
+    It may have two attributes more. ``lock`` (with ``acquire`` and ``release``, reentrant) is held from before the
+    pager changes until its method has returned: who brings blocks to the pager takes it, too, or brings what is being
+    dropped. ``stale`` becomes what its method raised.
+    """
 
     def on_reset(self) -> None:
         """The pager was reset, and its identity is what it was: nothing kept so far may come back."""

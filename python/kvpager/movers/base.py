@@ -145,6 +145,11 @@ class Book:
                 " with spawn"
             )
 
+    def has(self, plan: Plan) -> bool:
+        """True if a ticket of this plan is under way, or not reported."""
+        with self.lock:
+            return any(ticket.plan == plan for tickets in (self.under_way, self._ended) for ticket in tickets)
+
     def begin(self, ticket: Ticket) -> None:
         """A ticket is under way. With `lock` held."""
         # Who is woken waits for the lock.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import weakref
 from collections import Counter, abc, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, final, overload
 
@@ -389,6 +391,13 @@ class Pager:
         """Nothing that is cached now can hit again. Running sequences go on."""
         self._drain()
         is_new = identity is not None and _identity(identity) != self.identity
+        with self._held_tiers() as tiers:
+            self._reset(identity)
+            if not is_new:
+                # By a new identity nothing is found that was saved under the old one.
+                _tell(tiers, lambda tier: tier.on_reset())
+
+    def _reset(self, identity: bytes | None) -> None:
         if identity is not None:
             self.identity = identity
         for record in self._records.values():
@@ -397,10 +406,6 @@ class Pager:
             load.left = 0
         self._pool.forget_all()
         self._host.forget_all()
-        if not is_new:
-            # By a new identity nothing is found that was saved under the old one.
-            for tier in self._attached_tiers():
-                tier.on_reset()
 
     def forget(self, tokens: Tokens, *, namespace: Namespace = b"") -> int:
         """Take the last block of this path and all below it out of the prefix cache; how many blocks that were."""
@@ -411,6 +416,12 @@ class Pager:
             raise ValueError(
                 f"forget needs a positive multiple of {self.block_size} (block_size) tokens, not {len(path_tokens)}"
             )
+        with self._held_tiers() as tiers:
+            num_gone = self._forget(path_tokens, key, stop)
+            _tell(tiers, lambda tier: tier.on_forget(tokens, namespace))
+        return num_gone
+
+    def _forget(self, path_tokens: list[int], key: bytes, stop: int) -> int:
         for _, load in self._transfers.loads():
             load.forget(key, path_tokens, self.block_size)
         num_gone = 0
@@ -427,8 +438,6 @@ class Pager:
                 ends.append(record.fetch.host_path[record.fetch.parts[record] - 1])
             if not all(node.indexed for node in ends):
                 record.publishes = False
-        for tier in self._attached_tiers():
-            tier.on_forget(tokens, namespace)
         return num_gone
 
     def choose_victims(
@@ -706,8 +715,16 @@ class Pager:
                 self._release(dropped)
                 self._counters.dropped_handles += 1
 
-    def _attached_tiers(self) -> list[AttachedTier]:
-        return [tier for reference in self._attached if (tier := reference()) is not None]
+    @contextlib.contextmanager
+    def _held_tiers(self) -> Iterator[list[AttachedTier]]:
+        """The attached tiers, which bring nothing meanwhile."""
+        tiers = [tier for reference in self._attached if (tier := reference()) is not None]
+        with contextlib.ExitStack() as stack:
+            for tier in tiers:
+                if (lock := getattr(tier, "lock", None)) is not None:
+                    lock.acquire()
+                    stack.callback(lock.release)
+            yield tiers
 
     def _next_launch(self) -> int:
         self._launches += 1
@@ -947,6 +964,20 @@ class Pager:
         return any(
             other.state in WITH_BLOCKS and not other.pinned for other in self._records.values() if other is not record
         )
+
+
+def _tell(tiers: list[AttachedTier], call: Callable[[AttachedTier], object]) -> None:
+    """Each of them, whatever another raises. The first error comes through, and who raised one is `stale`."""
+    first: BaseException | None = None
+    for tier in tiers:
+        try:
+            call(tier)
+        except BaseException as error:
+            if hasattr(tier, "stale"):
+                tier.stale = error
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _instance(name: str, value: T, kind: type) -> T:

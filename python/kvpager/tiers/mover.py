@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from ..errors import ConfigError, TransferError
 from ..movers.arena import HostArena
 from ..movers.base import Book, Ticket, as_transfer_error, check_ids, name_of
 from ..plans import Plan, StoreKeys
-from .store import KEY_BYTES, ROOT, Store
+from .store import KEY_BYTES, ROOT, Store, told
 
 __all__ = ["StoreMover"]
 
@@ -42,6 +42,7 @@ class StoreMover:
             raise ConfigError(
                 f"the store's rows have {store.row_bytes:,} bytes, the host arena's blocks {host.bytes_per_block:,}"
             )
+        max_queued_bytes = operator.index(max_queued_bytes)
         if max_queued_bytes < host.bytes_per_block:
             raise ConfigError(
                 f"max_queued_bytes is {max_queued_bytes:,}; one block has {host.bytes_per_block:,} bytes already"
@@ -49,8 +50,8 @@ class StoreMover:
         self._host = host
         self._store = store
         self._desk = _Desk(store, host.records, max_queued_bytes)
-        for name, loads in (("reader", True), ("writer", False)):
-            threading.Thread(target=self._desk.work, args=(loads,), name=f"kvpager-store-{name}", daemon=True).start()
+        for name, kind in (("reader", "load"), ("writer", "save")):
+            threading.Thread(target=self._desk.work, args=(kind,), name=f"kvpager-store-{name}", daemon=True).start()
         # A mover that nobody closed ends its threads when it is collected.
         self._dropped = weakref.finalize(self, self._desk.stop)
 
@@ -88,18 +89,18 @@ class StoreMover:
         with desk.book.lock:
             if desk.closing:
                 raise TransferError("the mover is closed")
+            waiting = desk.num_queued_bytes
+            is_too_much = waiting + len(plan) * self._host.bytes_per_block > desk.max_queued_bytes
+            # One step, so that an interrupt leaves no ticket that waits for nobody.
             desk.book.begin(ticket)
-            num_bytes = len(plan) * self._host.bytes_per_block
-            if plan.kind == "load":
-                desk.loads.append(ticket)
-            elif desk.num_queued_bytes and desk.num_queued_bytes + num_bytes > desk.max_queued_bytes:
+            if plan.kind == "save" and waiting and is_too_much:
                 desk.num_dropped_blocks += len(plan)
-                waiting = desk.num_queued_bytes
                 desk.book.end(ticket, TransferError(f"{waiting:,} bytes wait to be written: the store is too slow"))
-            else:
-                desk.num_queued_bytes += num_bytes
-                desk.saves.append(ticket)
         return ticket
+
+    def has(self, plan: Plan) -> bool:
+        """True if the plan was submitted, and its end is not reported."""
+        return self._desk.book.has(plan)
 
     def poll(self) -> list[Ticket]:
         """See :meth:`kvpager.movers.Mover.poll`."""
@@ -117,7 +118,7 @@ class StoreMover:
         desk = self._desk
         with desk.writing:
             with desk.book.lock:
-                desk.fail(desk.saves, "what was to be saved is not wanted any more")
+                desk.fail("save", "what was to be saved is not wanted any more")
             yield
 
     def close(self) -> None:
@@ -125,7 +126,8 @@ class StoreMover:
 
         Nothing is read into the arena or given to the store afterwards. (The store is the caller's to close.)
         """
-        self._dropped()
+        self._desk.stop()
+        self._dropped.detach()
         if self._desk.book.is_here:
             with self._desk.writing, self._desk.reading:
                 pass
@@ -161,56 +163,62 @@ class _Desk:
         self.rows = rows
         self.max_queued_bytes = max_queued_bytes
         self.book = Book()
-        # All below is guarded by the book's lock.
-        self.saves: deque[Ticket] = deque()
-        self.loads: deque[Ticket] = deque()
-        self.num_queued_bytes = 0
+        # All below is guarded by the book's lock. What waits is what the book has under way and no thread is at.
+        self.busy: dict[str, Ticket] = {}
         self.num_dropped_blocks = 0
         self.closing = False
         # Held while the store is called. Taken before the book's lock.
         self.writing = threading.Lock()
         self.reading = threading.Lock()
 
+    @property
+    def num_queued_bytes(self) -> int:
+        """Bytes of saves that have not ended."""
+        with self.book.lock:
+            blocks = sum(len(ticket.plan) for ticket in self.book.under_way if ticket.plan.kind == "save")
+            return blocks * int(self.rows.shape[1])
+
+    def waiting(self, kind: str) -> Iterator[Ticket]:
+        """Tickets of a kind that have not begun, in order. With the book's lock held."""
+        at_it = self.busy.get(kind)
+        return (each for each in self.book.under_way if each.plan.kind == kind and each is not at_it)
+
     def stop(self) -> None:
         """Fails what waits; the threads end."""
         if self.book.is_here:
             with self.book.lock:
                 self.closing = True
-                self.fail(self.saves, "the mover was closed")
-                self.fail(self.loads, "the mover was closed")
+                self.fail("save", "the mover was closed")
+                self.fail("load", "the mover was closed")
                 self.book.notify()
 
-    def fail(self, waiting: deque[Ticket], why: str) -> None:
+    def fail(self, kind: str, why: str) -> None:
         """Ends what waits. With the book's lock held."""
-        while waiting:
-            self.end(waiting.popleft(), TransferError(why))
+        for ticket in list(self.waiting(kind)):
+            self.book.end(ticket, TransferError(why))
 
-    def end(self, ticket: Ticket, error: TransferError | None) -> None:
-        """Ends a ticket. With the book's lock held."""
-        if ticket.plan.kind == "save":
-            self.num_queued_bytes -= len(ticket.plan) * self.rows.shape[1]
-        self.book.end(ticket, error)
-
-    def work(self, loads: bool) -> None:
+    def work(self, kind: str) -> None:
         """A thread: one ticket after the other, until the mover is closed."""
-        waiting, turn = (self.loads, self.reading) if loads else (self.saves, self.writing)
+        turn = self.reading if kind == "load" else self.writing
         while True:
-            self.book.wait_until(lambda: bool(waiting) or self.closing, math.inf)
-            if self.closing and not waiting:
-                return
+            self.book.wait_until(lambda: self.closing or any(True for _ in self.waiting(kind)), math.inf)
             # Taken without the book's lock, so that whoever wants nothing written waits for one ticket only.
             with turn:
                 with self.book.lock:
-                    if not waiting:
+                    ticket = next(self.waiting(kind), None)
+                    if ticket is None and self.closing:
+                        return
+                    if ticket is None:
                         continue
-                    ticket = waiting.popleft()
+                    self.busy[kind] = ticket
                 error: TransferError | None = None
                 try:
                     self._carry_out(ticket)
                 except BaseException as fault:
                     error = as_transfer_error(fault)
                 with self.book.lock:
-                    self.end(ticket, error)
+                    self.book.end(ticket, error)
+                    del self.busy[kind]
 
     def _carry_out(self, ticket: Ticket) -> None:
         plan, records = ticket.plan, ticket.plan.records
@@ -224,7 +232,7 @@ class _Desk:
             if self.closing:
                 raise TransferError(f"the mover was closed after {first} of {len(plan)} blocks")
             part = wanted[first : first + at_once]
-            done = call(records.keys[part], records.metas[part], self.rows, ids[part])
+            done = told(call(records.keys[part], records.metas[part], self.rows, ids[part]), len(part))
             ticket._copied[part] = done
             if is_load and not done.all():
                 break
@@ -242,7 +250,7 @@ class _Desk:
         is_first = np.ones(len(above), np.bool_)
         is_first[1:] = (above[1:] != records.keys[:-1]).any(axis=1)
         firsts = np.flatnonzero(is_first)
-        stored = self.store.contains_many(np.ascontiguousarray(above[firsts]))
+        stored = told(self.store.contains_many(np.ascontiguousarray(above[firsts])), len(firsts))
         written = {key.tobytes(): nth for nth, key in enumerate(records.keys)}
         fine = np.zeros(len(above), np.bool_)
         for first, stop, is_stored in zip(firsts, [*firsts[1:], len(above)], stored, strict=True):

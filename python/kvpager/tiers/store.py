@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ConfigError
+from ..errors import ConfigError, TransferError
 
 __all__ = ["KEY_BYTES", "ROOT", "Arguments", "Bytes", "Shape", "Store", "without"]
 
@@ -157,6 +157,14 @@ def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | 
     ):
         raise ValueError(f"{name} must be {expected}, not {list(array.shape)}")
     return array
+
+
+def told(answer: Any, number: int) -> npt.NDArray[np.bool_]:
+    """What a store answered of so many records. TransferError for anything but bool [n]: nobody knows what it means."""
+    if not (isinstance(answer, np.ndarray) and answer.dtype == np.bool_ and answer.shape == (number,)):
+        what = f"{answer.dtype} {list(answer.shape)}" if isinstance(answer, np.ndarray) else type(answer).__name__
+        raise TransferError(f"the store answered {what}, not bool [{number}]: nothing of it is believed")
+    return answer
 
 
 def without(keys: Bytes, parents: dict[bytes, bytes]) -> set[bytes]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
 import os
+import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +21,21 @@ import numpy.typing as npt
 from ..errors import ConfigError, TransferError
 from ..movers.arena import HostArena
 from ..movers.base import Ticket, finite
-from ..plans import Plan, StoreKeys
+from ..plans import Plan, PlanKind, StoreKeys
 from .disk import DiskStore, Sync
 from .mover import StoreMover
-from .store import Store
+from .store import Store, told
 
 if TYPE_CHECKING:
     from .._core import Pager
     from ..types import Namespace, Tokens
 
 __all__ = ["DiskTier", "Loading", "Tier"]
+
+_LOOKS_MAX = 1024
+"""Prompts of which a store may be asked at a time."""
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether plans that somebody waits for are still under way."""
 
 
 class Loading:
@@ -63,13 +71,23 @@ class Tier:
       there.
     - ``tier.report()`` once in each turn of the loop: tells the pager what has ended.
 
-    None of these waits for the store: threads read and write, and ask a store on another machine what it has.
-    ``pager.reset()`` without a new identity and ``pager.forget(...)`` act in the store, too. What the store
+    None of these waits for the store: reads and writes (and the question what a store on another machine has) run in
+    threads. ``pager.reset()`` without a new identity and ``pager.forget(...)`` act in the store, too. What the store
     has lost is a miss. Safe to call from several threads.
     """
 
-    def __init__(self, pager: Pager, host: HostArena, store: Store, *, max_queued_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        pager: Pager,
+        host: HostArena,
+        store: Store,
+        *,
+        max_queued_bytes: int = 1 << 28,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         """`host`: the arena whose rows are the pager's host blocks. `max_queued_bytes` bounds what waits to be written.
+        `clock` tells the tick at which ``pager.start`` is told that a plan begins, for ``pager.plans(older_than=...)``:
+        give it if your other plans are started with ticks of yours.
 
         ConfigError if pager, arena and store do not fit each other.
         """
@@ -82,15 +100,29 @@ class Tier:
             )
         self._pager = pager
         self._store = store
+        self._clock = clock
         self._mover = StoreMover(store, host, max_queued_bytes=max_queued_bytes)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """The pager holds it while it resets or forgets, so that nothing is brought that is being dropped."""
         self._loadings: dict[Plan, list[Loading]] = {}
         self._reports: deque[Ticket] = deque()
-        self._looks: deque[tuple[_Look, Future[int]]] = deque()
-        self._looker = None if store.is_local else ThreadPoolExecutor(1, "kvpager-store-look")
+        self._looks: deque[_Look] = deque()
+        self._asked: queue.SimpleQueue[_Look | None] | None = None
+        if not store.is_local:
+            # (An executor's thread may keep the interpreter from ending where an interrupt falls into its start.)
+            self._asked = queue.SimpleQueue()
+            threading.Thread(target=_ask, args=(self._asked,), name="kvpager-store-look", daemon=True).start()
+            weakref.finalize(self, self._asked.put, None)
         self._num_refused_saves = 0
-        self._stale: BaseException | None = None
+        self._num_refused_loads = 0
+        self.stale: BaseException | None = None
+        """Why the store may have what was to be dropped. The pager sets it, too: `on_reset` and `on_forget` may be cut
+        short before they have done anything."""
         self._is_closed = False
+        self._has_ended = False
+        # What is being begun: its kind, the plan or None, and whether it was started here.
+        self._begun: list[Any] = []
+        self._look_at_plans = 0.0
         pager.attach(self)
 
     @property
@@ -105,31 +137,28 @@ class Tier:
         content tokens is saved whole). Returns the plan, or None if there are none, or the write queue is full (which
         ``stats()["refused_saves"]`` counts). ValueError for less than 1; TransferError if the tier is closed.
         """
-        with self._lock:
+        with self.lock:
+            operator.index(num_blocks)
             self._check()
             room = self._mover.num_free_blocks
             if num_blocks >= 1 and room == 0:
                 self._num_refused_saves += 1
                 return None
-            plan = self._pager.save(min(num_blocks, max(room, 1)))
-            if plan is not None:
-                self._pager.start(plan)
-                self._submit(plan)
-            return plan
+            return self._carry_out("save", self._pager.save, min(num_blocks, max(room, 1)))
 
     # ---- load --------------------------------------------------------------------------------------------------------
 
     def load(self, prompt: Tokens, *, namespace: Namespace = b"", min_tokens: int = 1) -> Loading | None:
         """Begins to bring to the host what the store has of a prompt and neither the host nor the device has.
 
-        None if that is less than `min_tokens` tokens (see :mod:`kvpager.cost` for how many are worth it), or the host
-        has no room. Prompts that want the same share one reading. Raises TokenError and TokenTypeError as ``match``
-        does; ValueError for `min_tokens` below 1; TransferError if the tier is closed. Cost: some 0.2 us a block, and
-        for a local store a look at its index.
+        None if that is less than `min_tokens` tokens (see :mod:`kvpager.cost` for how many are worth it), the host
+        has no room, or 1,024 prompts wait for a store that has to be asked. Prompts that want the same share one
+        reading. Raises TokenError and TokenTypeError as ``match`` does; ValueError for `min_tokens` below 1;
+        TransferError if the tier is closed. Cost: some 0.2 us a block, and for a local store a look at its index.
         """
-        if min_tokens < 1:
+        if operator.index(min_tokens) < 1:
             raise ValueError(f"min_tokens is {min_tokens}; it must be 1 or more")
-        with self._lock:
+        with self.lock:
             self._check()
             match, block_size = self._pager.match(prompt, namespace=namespace), self._pager.block_size
             have = match.num_tokens + match.num_host_tokens
@@ -140,10 +169,15 @@ class Tier:
             # The host's prefix is known only where it is the longer one.
             first = have // block_size if match.num_host_tokens else 0
             look = _Look(Loading(), prompt, namespace, have + min_tokens, first)
-            if self._looker is None:
+            if self._asked is None:
                 return self._begin(look, self._num_there(keys, first))
+            if len(self._looks) >= _LOOKS_MAX:
+                self._num_refused_loads += 1
+                return None
             look.prompt = np.array(prompt, np.int64)  # The caller may change it meanwhile.
-            self._looks.append((look, self._looker.submit(self._num_there, keys, first)))
+            look.ask = functools.partial(self._num_there, keys, first)
+            self._asked.put(look)
+            self._looks.append(look)
             return look.loading
 
     def match(self, prompt: Tokens, *, namespace: Namespace = b"") -> int:
@@ -155,7 +189,7 @@ class Tier:
         return blocks * self._pager.block_size
 
     def _num_there(self, keys: npt.NDArray[np.uint8], first: int) -> int:
-        there = self._store.contains_many(keys[first:])
+        there = told(self._store.contains_many(keys[first:]), len(keys) - first)
         return first + int(there.argmin() if not there.all() else len(there))
 
     def _begin(self, look: _Look, num_blocks: int) -> Loading | None:
@@ -163,15 +197,58 @@ class Tier:
         num_tokens = num_blocks * self._pager.block_size
         if num_blocks <= look.first or num_tokens < look.least:
             return None
-        plan = self._pager.load(look.prompt, num_tokens, namespace=look.namespace)
-        if plan is None:
-            return None
-        look.loading._plan = plan
-        is_new = self._pager.start(plan)
-        self._loadings.setdefault(plan, []).append(look.loading)
-        if is_new:
-            self._submit(plan)
-        return look.loading
+        load = functools.partial(self._pager.load, look.prompt, namespace=look.namespace)
+        return None if self._carry_out("load", load, num_tokens, look.loading) is None else look.loading
+
+    def _carry_out(
+        self, kind: PlanKind, make: Callable[[int], Plan | None], amount: int, loading: Loading | None = None
+    ) -> Plan | None:
+        """Makes a plan, starts it, unless another has, and submits it. What cuts this short, `_settle` settles."""
+        self._begun = [kind]
+        try:
+            # Calls that C makes, and keeps what they answer: no interrupt falls in between.
+            self._begun.extend(map(make, [amount]))
+            plan: Plan | None = self._begun[1]
+            if plan is not None:
+                if loading is not None:
+                    loading._plan = plan
+                    self._loadings.setdefault(plan, []).append(loading)
+                tick = None if self._clock is None else self._clock()
+                self._begun.extend(map(functools.partial(self._pager.start, tick=tick), [plan]))
+                if self._begun[2]:
+                    self._mover.submit(plan)
+        except BaseException:
+            self._settle()
+            raise
+        self._begun = []
+        return plan
+
+    def _settle(self) -> None:
+        """Ends what was begun and, by an error or an interrupt, not submitted. By steps that may be repeated."""
+        match self._begun:
+            case [kind]:
+                # It may have been made, and who was to be told was interrupted: then it is planned. If it is somebody
+                # else's, he finds when he starts it that it has ended.
+                lost = [each.plan for each in self._pager.plans() if (each.plan.kind, each.state) == (kind, "planned")]
+            case [_, Plan() as plan]:
+                lost = [plan]
+            case [_, Plan() as plan, True] if not self._mover.has(plan):
+                self._pager.fail(plan)
+                self._is_done(plan)
+                lost = []
+            case _:
+                lost = []
+        for plan in lost:
+            with contextlib.suppress(TransferError):  # another's, and under way
+                self._pager.cancel(plan)
+            self._is_done(plan)
+        self._begun = []
+
+    def _is_done(self, plan: Plan) -> None:
+        """Who waits for a plan need not any more."""
+        for loading in self._loadings.get(plan, ()):
+            loading._done = True
+        self._loadings.pop(plan, None)
 
     # ---- what has ended ----------------------------------------------------------------------------------------------
 
@@ -179,10 +256,13 @@ class Tier:
         """Tells the pager which saves and loads have ended, and begins those loads of which it is known now what the
         store has. Returns the plans that ended. Call it once in each turn of the loop.
         """
-        with self._lock:
+        with self.lock:
+            self._settle()
             self._begin_looks()
             self._reports.extend(self._mover.poll())
-            return self._tell()
+            ended = self._tell()
+            self._look_after_loadings()
+            return ended
 
     def wait(self, timeout: float, loadings: Sequence[Loading] | None = None) -> bool:
         """Reports until `loadings` are done (None: until nothing is under way), for at most `timeout` seconds. True if
@@ -197,20 +277,22 @@ class Tier:
             if left <= 0:
                 return False
             self._reports.extend(self._mover.wait(min(left, 0.01)))
+            if self._mover.is_idle:
+                time.sleep(min(left, 0.001))  # What is waited for is a look, or another mover's.
 
     def _is_idle(self) -> bool:
-        with self._lock:
+        with self.lock:
             return not (self._looks or self._reports) and self._mover.is_idle
 
     def _begin_looks(self) -> None:
-        while self._looks and self._looks[0][1].done():
-            look, answer = self._looks[0]
-            if answer.cancelled() or answer.exception() is not None or self._begin(look, answer.result()) is None:
+        while self._looks and self._looks[0].is_answered:
+            look = self._looks[0]
+            if self._begin(look, look.num_there) is None:
                 look.loading._done = True
             self._looks.popleft()
 
     def _tell(self) -> list[Plan]:
-        told = []
+        ended = []
         while self._reports:
             # Taken off only when all is done: an interrupt in between makes it a repeated report, which does no harm.
             ticket = self._reports[0]
@@ -219,32 +301,31 @@ class Tier:
             taken = self._pager.complete(plan) if is_done else self._pager.fail(plan, done=ticket.done)
             if not taken:
                 self._pager.reclaim(plan)  # It was abandoned, and has stopped now.
-            for loading in self._loadings.pop(plan, ()):
-                loading._done = True
-            told.append(plan)
+            self._is_done(plan)
+            ended.append(plan)
             self._reports.popleft()
-        return told
+        return ended
 
-    def _submit(self, plan: Plan) -> None:
-        try:
-            self._mover.submit(plan)
-        except BaseException:
-            self._pager.fail(plan)
-            for loading in self._loadings.pop(plan, ()):
-                loading._done = True
-            raise
+    def _look_after_loadings(self) -> None:
+        """Nobody waits for a plan that was abandoned, or for another mover's that has ended. Looked at now and then."""
+        now = time.monotonic()
+        if self._loadings and now >= self._look_at_plans:
+            self._look_at_plans = now + _LOOK_SECONDS
+            started = {each.plan for each in self._pager.plans() if each.state == "started"}
+            for plan in self._loadings.keys() - started:
+                self._is_done(plan)
 
     # ---- what is not wanted any more --------------------------------------------------------------------------------
 
     def on_reset(self) -> None:
         """The pager was reset and its identity is what it was: nothing that was saved may come back. Clears the
         store."""
-        with self._lock:
+        with self.lock:
             self._drop(lambda: self._store.clear())
 
     def on_forget(self, tokens: Tokens, namespace: Namespace) -> None:
         """The pager forgot a path's last block and all below it: so does the store. Cost: a look at every record."""
-        with self._lock:
+        with self.lock:
             records = self._pager.store_keys(tokens, namespace=namespace)
             # A run of content tokens at the end may go on, and has no key: then the block above goes, with all below.
             key = records.keys[-1:] if len(records.keys) else self._root(namespace)
@@ -259,28 +340,34 @@ class Tier:
         """Does it while nothing is written. If it fails, the store may have what is not to be served: then the tier
         refuses all, until it was cleared.
         """
-        with self._mover.nothing_written():
-            try:
+        try:
+            with self._mover.nothing_written():
                 drop()
-            except BaseException as error:
-                self._stale = error
-                raise TransferError(
-                    f"the store could not drop what is not wanted any more ({type(error).__name__}: {error}); the tier"
-                    f" refuses all calls until clear() succeeds"
-                ) from error
+        except Exception as error:
+            self.stale = error
+            raise TransferError(
+                f"the store could not drop what is not wanted any more ({type(error).__name__}: {error}); the tier"
+                f" refuses all calls until clear() succeeds"
+            ) from error
+        except BaseException as interrupt:
+            self.stale = interrupt
+            raise
 
     def clear(self) -> None:
         """Drops all that the store has."""
-        with self._lock:
+        with self.lock:
             self._drop(lambda: self._store.clear())
-            self._stale = None
+            self.stale = None
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """The store's counters, and `refused_saves`, `dropped_blocks`, `queued_bytes` of the write queue."""
+        """The store's counters; `refused_saves`, `dropped_blocks`, `queued_bytes` of the write queue; and
+        `refused_loads`, of which a store on another machine was not asked since it is too slow.
+        """
         own = {
             "refused_saves": self._num_refused_saves,
+            "refused_loads": self._num_refused_loads,
             "dropped_blocks": self._mover.num_dropped_blocks,
             "queued_bytes": self._mover.num_queued_bytes,
         }
@@ -290,22 +377,27 @@ class Tier:
         """Waits until what is queued is written, for at most `timeout` seconds, then fails the rest and tells the
         pager. The store is the caller's to close. A second call does nothing; other calls raise TransferError.
         """
-        if self._is_closed:
+        if self._has_ended:
             return
         try:
-            if self._stale is None:
+            if self.stale is None:
                 self.wait(timeout)
         finally:
-            with self._lock:
+            with self.lock:
                 self._is_closed = True
-                if self._looker is not None:
-                    self._looker.shutdown(wait=False, cancel_futures=True)
-                for look, _ in self._looks:
+                self._settle()
+                if self._asked is not None:
+                    self._asked.put(None)
+                for look in self._looks:
                     look.loading._done = True
                 self._looks.clear()
                 self._mover.close()
                 self._reports.extend(self._mover.poll())
                 self._tell()
+                # What another mover brings.
+                for plan in list(self._loadings):
+                    self._is_done(plan)
+                self._has_ended = True
 
     def __enter__(self) -> Self:
         return self
@@ -316,23 +408,35 @@ class Tier:
         self.close()
 
     def _check(self) -> None:
+        self._settle()
         if self._is_closed:
             raise TransferError("the tier is closed")
-        if self._stale is not None:
-            raise TransferError("the store may have what was dropped: clear() the tier first") from self._stale
+        if self.stale is not None:
+            raise TransferError("the store may have what was dropped: clear() the tier first") from self.stale
 
 
-@dataclass(eq=False)
 class _Look:
-    """What a prompt wants, while the store is asked what it has."""
+    """What a prompt wants, while it is asked what the store has."""
 
-    loading: Loading
-    prompt: Tokens
-    namespace: Namespace
-    least: int
-    """Tokens that the store must have, from the first on."""
-    first: int
-    """Blocks that it is not asked for: the host has them."""
+    def __init__(self, loading: Loading, prompt: Tokens, namespace: Namespace, least: int, first: int) -> None:
+        self.loading = loading
+        self.prompt = prompt
+        self.namespace = namespace
+        self.least = least
+        self.first = first
+        self.ask: Callable[[], int] = int
+        self.num_there = 0
+        self.is_answered = False
+
+
+def _ask(asked: queue.SimpleQueue[_Look | None]) -> None:
+    """A thread: asks the store for one look after the other, until the tier is closed or collected."""
+    while (look := asked.get()) is not None:
+        # A store that fails has nothing.
+        with contextlib.suppress(BaseException):
+            look.num_there = look.ask()
+        look.is_answered = True
+        del look
 
 
 class DiskTier(Tier):
@@ -351,13 +455,16 @@ class DiskTier(Tier):
         max_bytes: int,
         sync: Sync = "segment",
         max_queued_bytes: int = 1 << 28,
+        clock: Callable[[], int] | None = None,
     ) -> None:
-        """`path`: made if need be. `max_bytes`: of everything in it, for ever. `sync`: see :class:`DiskStore`."""
+        """`path`: made if need be. `max_bytes`: of everything in it, for ever. `sync`: see :class:`DiskStore`. `clock`:
+        see :class:`Tier`.
+        """
         store = DiskStore(
             path, row_bytes=host.bytes_per_block, block_size=pager.block_size, max_bytes=max_bytes, sync=sync
         )
         try:
-            super().__init__(pager, host, store, max_queued_bytes=max_queued_bytes)
+            super().__init__(pager, host, store, max_queued_bytes=max_queued_bytes, clock=clock)
         except BaseException:
             store.close()
             raise

@@ -7,6 +7,7 @@
 
 mod admission;
 mod arguments;
+mod attached;
 mod batch;
 mod buffers;
 mod errors;

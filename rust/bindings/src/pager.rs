@@ -1,6 +1,6 @@
 //! `kvpager.Pager`.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvpager_core::batch::{BUFFERS_LIMITS, COUNT_LIMITS, MAX_SEQS_LIMITS, Shape};
 use kvpager_core::config::{
@@ -12,11 +12,13 @@ use kvpager_core::memory::with_capacity;
 use kvpager_core::pager::{Admitted, Computing, End, Wish};
 use kvpager_core::{Error, Pager, check, dump};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyString, PyType, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
 use crate::arguments::{self, Given, is_bool, wrong_type};
+use crate::attached::{Attached, Held};
 use crate::batch::PyBatch;
 use crate::errors;
 use crate::namespace;
@@ -64,8 +66,7 @@ use crate::victims;
 pub struct PyPager {
     shared: Arc<Shared>,
     config: Config,
-    /// Tiers that have to drop what the pager drops. Weak, as they hold the pager.
-    attached: Mutex<Vec<Py<PyWeakrefReference>>>,
+    attached: Attached,
 }
 
 impl PyPager {
@@ -103,13 +104,6 @@ impl PyPager {
     /// The pager and its lock.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
-    }
-
-    /// The attached tiers that there still are.
-    fn attached<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let Ok(mut attached) = self.attached.lock() else { return Vec::new() };
-        attached.retain(|tier| tier.bind(py).upgrade().is_some());
-        attached.iter().filter_map(|tier| tier.bind(py).upgrade()).collect()
     }
 }
 
@@ -157,7 +151,7 @@ impl PyPager {
             num_ghost_blocks: num_ghost_blocks.setting("num_ghost_blocks", 0, NUM_GHOST_BLOCKS_LIMITS)?,
         };
         let pager = Pager::new(config.clone()).map_err(to_python)?;
-        Ok(Self { shared: Arc::new(Shared::new(pager)), config, attached: Mutex::default() })
+        Ok(Self { shared: Arc::new(Shared::new(pager)), config, attached: Attached::default() })
     }
 
     // Without the seed, which is secret: reprs end up in logs.
@@ -679,19 +673,12 @@ impl PyPager {
     }
 
     /// From now on the tier's `on_reset()` is called after each `reset` that leaves the identity as it is, and its
-    /// `on_forget(tokens, namespace)` after each `forget`: what a store has of such blocks must not come back. A
-    /// `kvpager.tiers.Tier` attaches itself. The pager holds it weakly. TypeError for what has no such methods.
+    /// `on_forget(tokens, namespace)` after each `forget`: what a store has of such blocks must not come back. If it has a
+    /// `lock`, `reset` and `forget` hold that from before they change the pager until they return; if it has an attribute
+    /// `stale`, that becomes what one of its methods raised. A `kvpager.tiers.Tier` attaches itself. The pager holds it
+    /// weakly. TypeError for what has no such methods.
     fn attach(&self, tier: &Bound<'_, PyAny>) -> PyResult<()> {
-        for method in ["on_reset", "on_forget"] {
-            if !tier.hasattr(method)? {
-                return Err(wrong_type(tier, "tier", "an object with the methods on_reset and on_forget"));
-            }
-        }
-        let tier = PyWeakrefReference::new(tier)?.unbind();
-        if let Ok(mut attached) = self.attached.lock() {
-            attached.push(tier);
-        }
-        Ok(())
+        self.attached.add(tier)
     }
 
     /// Nothing cached so far can hit again (new weights, say). Cached blocks are free at once; running sequences go
@@ -702,16 +689,12 @@ impl PyPager {
     fn reset(&self, py: Python<'_>, identity: Option<Given<'_>>) -> PyResult<()> {
         let identity = identity.as_ref().map(|identity| identity.bytes("identity")).transpose();
         let identity = self.shared.arguments(py, identity)?.flatten().map(<[u8]>::to_vec);
+        let tiers = self.held_tiers(py)?;
         let is_new = self.shared.change(py, |pager| {
             let is_new = identity.as_ref().is_some_and(|identity| *identity != pager.config().identity);
             pager.reset(identity).map(|()| is_new)
         })?;
-        if !is_new {
-            for tier in self.attached(py) {
-                tier.call_method0("on_reset")?;
-            }
-        }
-        Ok(())
+        if is_new { Ok(()) } else { tiers.tell(|tier| tier.call_method0(intern!(py, "on_reset"))) }
     }
 
     /// Drop the last of the given blocks, and all that is indexed below it, from the index; returns how many blocks
@@ -723,10 +706,9 @@ impl PyPager {
         let name = namespace.get().map_or_else(|| PyBytes::new(py, b"").into_any(), Bound::clone);
         let given = tokens;
         let (tokens, namespace, _) = self.shared.arguments(py, request(py, tokens, &namespace, &Given::NOTHING))?;
+        let tiers = self.held_tiers(py)?;
         let dropped = self.shared.change_with(py, &tokens, |pager, tokens| pager.forget(tokens, &namespace))?;
-        for tier in self.attached(py) {
-            tier.call_method1("on_forget", (given, &name))?;
-        }
+        tiers.tell(|tier| tier.call_method1(intern!(py, "on_forget"), (given, &name)))?;
         Ok(dropped)
     }
 
@@ -914,6 +896,12 @@ fn computing_of(py: Python<'_>, computing: Computing) -> PyResult<Bound<'_, PyAn
 }
 
 impl PyPager {
+    /// The attached tiers, held up. (In the child of a fork nobody lets go of a lock any more: an error, and no wait.)
+    fn held_tiers<'py>(&self, py: Python<'py>) -> PyResult<Held<'py>> {
+        self.shared.change(py, |_| Ok(()))?;
+        self.attached.held(py)
+    }
+
     /// A report of a plan, if it is this pager's.
     fn report(
         &self,
