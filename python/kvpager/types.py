@@ -183,7 +183,7 @@ class Wait:
     """Blocks that it takes, the watermark's reserve included; for "growth": that all will hold at the worst moment, or
     with ``risk=0`` those that all may come to take."""
     available: int
-    """Blocks that are free or cached; for "growth": that there are, or with ``risk=0`` those that are free or cached."""
+    """Blocks that are free or cached; for "growth": all that there are, but with ``risk=0`` those free or cached."""
     passed_over: int
     """How often others that asked later came in before it."""
     ticket: int

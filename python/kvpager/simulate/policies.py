@@ -282,7 +282,10 @@ class Advised:
 
 
 def parse_admission(text: str) -> Admission:
-    """`first-come`, `watermark:5%`, `limit:64`, `reserve`, `adaptive` or `known`, those also with a risk (`adaptive:1%`); a ValueError says what there is."""
+    """`first-come`, `watermark:5%`, `limit:64`, `reserve`, `adaptive:5%` or `known:5%`; ValueError otherwise.
+
+    `adaptive` and `known` without a risk take that of `kvpager.Admission`.
+    """
     kind, _, value = text.strip().partition(":")
     try:
         if kind == "first-come" and not value:

@@ -55,14 +55,12 @@ pub struct Life {
     pub most: Option<u32>,
     /// Tokens of its answer, as far as is known.
     pub expected: Option<u32>,
-    /// Blocks of its table that others held when it came in: its end does not give them back.
-    pub borrowed: u32,
 }
 
 impl Life {
-    /// The sequence as the projection sees it: so many tokens, in a table of so many blocks.
+    /// The sequence as the projection sees it: so many tokens, in a table of so many blocks, of which others hold some.
     #[must_use]
-    pub fn member(&self, tokens: u32, blocks: u32, block_size: u32) -> Member {
+    pub fn member(&self, tokens: u32, blocks: u32, shared: u32, block_size: u32) -> Member {
         let answered = tokens.saturating_sub(self.prompt);
         let most = self.most.map(|most| most.saturating_sub(answered));
         let expected = self.expected.filter(|&expected| expected > answered).map(|expected| expected - answered);
@@ -73,7 +71,7 @@ impl Life {
         Member {
             kind: self.kind as usize,
             answered,
-            blocks: blocks.saturating_sub(self.borrowed),
+            blocks: blocks.saturating_sub(shared),
             room: (u64::from(blocks) * u64::from(block_size)).saturating_sub(u64::from(tokens)) as u32,
             left,
             is_certain: expected.is_some(),

@@ -264,9 +264,6 @@ impl Pager {
             _ => root,
         };
 
-        let shared = if let Supply::Shared(shared) = &admission.supply { shared.len() } else { 0 };
-        let idle = admission.found.map_or(0, |found| self.idle_blocks(found, |_| true));
-        sequence.life.borrowed = (hit_blocks + shared - idle) as u32;
         self.hold(end, 1);
         table.resize(hit_blocks, 0);
         self.walk_path(end, &mut table, is_admit);

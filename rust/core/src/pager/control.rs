@@ -78,19 +78,13 @@ impl Pager {
         };
         let block_size = self.config.block_size;
         let blocks = tokens.len().div_ceil(block_size);
-        let borrowed = found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true));
+        let shared = found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true));
         let kind = match self.checked_control(generation)?.kind(hint.kind) {
             Ok(kind) => kind,
             Err(error) => return check_tokens(tokens, 0).and(Err(error)),
         };
-        let life = Life {
-            kind,
-            prompt: tokens.len() as u32,
-            most: hint.max_tokens,
-            expected: hint.expected_tokens,
-            borrowed: borrowed as u32,
-        };
-        let one = life.member(tokens.len() as u32, blocks as u32, block_size as u32);
+        let life = Life { kind, prompt: tokens.len() as u32, most: hint.max_tokens, expected: hint.expected_tokens };
+        let one = life.member(tokens.len() as u32, blocks as u32, shared as u32, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, hint.ticket, refused) {
             check_tokens(tokens, 0)?;
             return Ok(self.wait(wait, hint.ticket));
@@ -112,9 +106,9 @@ impl Pager {
             Err(error) => return Err(error),
         };
         if let Some(sequence) = self.sequences.get_mut(handle) {
-            sequence.life = Life { borrowed: sequence.life.borrowed, ..life };
+            sequence.life = life;
         }
-        self.entered(&one, hint.ticket);
+        self.entered(&one, shared > 0, hint.ticket);
         Ok(Verdict::In(handle))
     }
 
@@ -153,14 +147,14 @@ impl Pager {
             self.counters.refused_calls += 1;
             return Ok(Verdict::Never { needed: blocks, usable });
         }
-        let life = Life { borrowed: 0, ..sequence.life };
-        let one = life.member(len as u32, blocks as u32, block_size as u32);
+        let life = sequence.life;
+        let one = life.member(len as u32, blocks as u32, 0, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, ticket, None) {
             return Ok(self.wait(wait, ticket));
         }
         match enter(self) {
             Ok(answer) => {
-                self.entered(&one, ticket);
+                self.entered(&one, true, ticket);
                 Ok(Verdict::In(answer))
             }
             Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
@@ -268,13 +262,15 @@ impl Pager {
         Verdict::Wait(Wait { reason, needed, available, ticket, passed_over })
     }
 
-    /// A request came in.
-    fn entered(&mut self, one: &Member, ticket: Option<u64>) {
+    /// A request came in. With it others may share what was theirs alone.
+    fn entered(&mut self, one: &Member, shares: bool, ticket: Option<u64>) {
         let now = self.state_now();
         let Some(controlled) = &mut self.controlled else { return };
         controlled.control.turns.enter(ticket);
         // What was found out is still so, with one more.
-        if controlled.seen.is_some()
+        if shares {
+            controlled.seen = None;
+        } else if controlled.seen.is_some()
             && let Some(survival) = controlled.survivals.get(one.kind)
         {
             controlled.projection.add(one, survival);
@@ -296,6 +292,15 @@ impl Pager {
     /// Is it projected? Others who hold blocks, prefixes and what is on its way to the host, are counted as they are.
     fn is_member(sequence: &Sequence) -> bool {
         !sequence.pinned && sequence.state.is_on_device() && sequence.state != State::SwappingOut
+    }
+
+    /// Blocks of its path that others hold, too: its end does not give them back.
+    fn shared_blocks(&self, sequence: &Sequence) -> usize {
+        let (mut node, mut holds) = (sequence.end, (1, 0));
+        while !node.is_root() && (self.index[node].pins, self.index[node].held_children) == holds {
+            (node, holds) = (self.index[node].parent, (0, 1));
+        }
+        self.index.depth(node)
     }
 
     /// Its tokens. A row may know more than the sequence.
@@ -333,7 +338,8 @@ impl Pager {
         for sequence in self.sequences.iter().filter(|sequence| !sequence.pinned) {
             let len = self.len_now(sequence);
             if Self::is_member(sequence) {
-                let member = sequence.life.member(len, sequence.table.len() as u32, block_size);
+                let (blocks, shared) = (sequence.table.len() as u32, self.shared_blocks(sequence) as u32);
+                let member = sequence.life.member(len, blocks, shared, block_size);
                 held += member.blocks as usize;
                 members.push(member);
             } else {

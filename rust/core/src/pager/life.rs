@@ -1,7 +1,6 @@
 //! The life of a sequence after admission: fork, truncate, preempt, release.
 
 use super::{Context, ExtraHold, Pager};
-use crate::admission::Life;
 use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
@@ -132,9 +131,7 @@ impl Pager {
 
     fn like(parent: &Sequence, table: Vec<BlockId>, tail: Tail, len: usize) -> Sequence {
         // What is forked from a held prefix runs.
-        let life = Life { borrowed: table.len() as u32, ..parent.life };
         Sequence {
-            life,
             table,
             tail,
             len,
