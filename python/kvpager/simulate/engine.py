@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import Pager, Plan, Sequence
-from ..errors import ConfigError, KvPagerError, OutOfBlocks
+from ..errors import ConfigError, KvPagerError, NeverFits, OutOfBlocks
 from .link import Link
 from .load import Load
 from .policies import Admission, FirstCome, Newest, Stall, Swap, Victims
@@ -367,7 +367,13 @@ class Engine:
     def _swap_out(self, request: Request) -> bool:
         """Send a victim to the host; False if there is no room."""
         assert request.sequence is not None
-        if not self.config.num_host_blocks or (plan := request.sequence.try_swap_out()) is None:
+        if not self.config.num_host_blocks:
+            return False
+        try:
+            plan = request.sequence.try_swap_out()
+        except NeverFits:  # it is larger than the whole host tier
+            return False
+        if plan is None:
             return False
         self._give_way(request)
         self.record.swaps += 1
