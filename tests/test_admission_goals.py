@@ -13,8 +13,8 @@ from kvpager.simulate import (
     EngineConfig,
     FirstCome,
     Load,
-    Result,
     ReserveEverything,
+    Result,
     Watermark,
     parse_admission,
 )
