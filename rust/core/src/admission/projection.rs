@@ -2,21 +2,22 @@
 //!
 //! After h steps a sequence of which it is not known when it ends holds its blocks and h tokens more with the probability that
 //! it still runs, and nothing otherwise. Sums of many such have a mean and a variance. One of which it is known holds
-//! them until then for certain. Steps are looked at on a grid, a quarter of an octave apart, and at each known end,
+//! them until then for certain. Steps are looked at on a grid, a quarter of an octave apart or less, and at each known end,
 //! where what is certain is at its highest.
 
 use super::survival::{BINS, Survival, bin};
 
-const GRID: usize = 49;
+const GRID: usize = 53;
 /// Ages that are told apart: an eighth of an octave.
 const AGES: usize = BINS / 2;
 
-/// The steps that are looked at.
+/// The steps that are looked at. The first ones matter where many run: all grow at once, and nobody ends for a while.
 const STEPS: [u32; GRID] = {
+    let first = [0, 1, 2, 4, 8, 16, 32, 48];
     let mut steps = [0; GRID];
     let mut at = 0;
     while at < GRID {
-        steps[at] = if at < 4 { 16 * at as u32 } else { (4 + (at as u32) % 4) << (3 + at / 4) };
+        steps[at] = if at < first.len() { first[at] } else { (4 + (at as u32) % 4) << (2 + at / 4) };
         at += 1;
     }
     steps
@@ -309,6 +310,6 @@ mod tests {
     #[test]
     fn steps_ascend_and_reach_far() {
         assert!(STEPS.windows(2).all(|pair| pair[0] < pair[1]));
-        assert_eq!((STEPS[0], STEPS[1], STEPS[4], STEPS[8], STEPS[GRID - 1]), (0, 16, 64, 128, 131_072));
+        assert_eq!((STEPS[0], STEPS[5], STEPS[8], STEPS[12], STEPS[GRID - 1]), (0, 16, 64, 128, 131_072));
     }
 }
