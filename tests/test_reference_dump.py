@@ -46,7 +46,7 @@ def test_a_tree_and_everything_else(implementation):
         " path 0-2; table 0-3; publishes yes; pinned no\n"
         "sequence 2: running; namespace b''; cached 0; committed 17; planned 17; len 18;"
         " path 0-2; table 0-2 5; publishes yes; pinned no\n"
-        "sequence 4: preempted; namespace b''; cached 0; committed 0; planned 0; len 3\n"
+        "sequence 4: preempted; namespace b''; cached 0; committed 0; planned 0; len 3; preempted 1\n"
         "copies: 3->5\n"
         "clock: 2\n"
         "next sequence: 5\n"

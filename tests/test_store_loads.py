@@ -468,6 +468,11 @@ def test_the_counters_have_their_place(pager):
         "saved_blocks",
         "loaded_blocks",
         "late_reports",
+        "computed_tokens",
+        "finished_sequences",
+        "swapped_tokens",
+        "refaulted_blocks",
+        "refault_distance",
     ]
 
 

@@ -30,7 +30,7 @@ def test_there_and_back(pager):
     assert free_ids(pager) == "2-7"
     assert line(pager, "queue lru") == "queue lru: 1 0"  # as by a preempt
     assert line(pager, "sequence") == (
-        "sequence 0: swapped; namespace b''; cached 0; committed 9; planned 9; len 9; host path 0-1; host own 2"
+        "sequence 0: swapped; namespace b''; cached 0; committed 9; planned 9; len 9; preempted 1; host path 0-1; host own 2"
     )
     pager.forget([1] * 4)  # in both tiers, but the sequence holds its own
     assert pager.stats().host_active_blocks == 3
@@ -421,9 +421,9 @@ queue lru: 3 2
 host queue lru: -
 host stored: -
 fenced: 5
-sequence 1: swapping_in; namespace b''; cached 0; committed 9; planned 9; len 9; path 0-1; table 0-1 6; publishes\
- yes; pinned no; host path 1-2; host own 3
-sequence 2: swapped; namespace b''; cached 0; committed 2; planned 2; len 2; host path -; host own 4
+sequence 1: swapping_in; namespace b''; cached 0; committed 9; planned 9; len 9; preempted 1; path 0-1;\
+ table 0-1 6; publishes yes; pinned no; host path 1-2; host own 3
+sequence 2: swapped; namespace b''; cached 0; committed 2; planned 2; len 2; preempted 1; host path -; host own 4
 sequence 5: running; namespace b''; cached 0; committed 0; planned 2; len 2; path -; table 4; publishes yes; pinned no
 batch 0: rows 5; open 0; next step 1
 plan 0.0: swap_out; abandoned at 3; 0->0
