@@ -3,7 +3,8 @@
 //! Layers, lowest first; each uses those above it in this list only:
 //!
 //! 1. [`ids`], [`config`], [`error`], [`memory`]
-//! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`], [`namespace`], [`digest`]: structures that know nothing of pools
+//! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`], [`namespace`], [`digest`], [`admission`] (load control):
+//!    what knows nothing of pools
 //! 3. [`blocks`] (state of blocks), [`index`] (prefix tree), [`evict`] (policies): none knows the others
 //! 4. [`copies`], [`stats`], [`batch`], [`transit`] (what plans read), [`stored`] (what a store has), [`host`] (the second tier),
 //!    [`transfers`] (plans), [`fences`], [`sequence`]
