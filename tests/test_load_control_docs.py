@@ -40,7 +40,7 @@ def test_the_policy_of_your_own_runs(body: str) -> None:
 
 def test_what_the_text_says_of_the_tables() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    first, curve, others, _ = blocks("console")
+    first, curve, others, *_ = blocks("console")
     rows = {line[1:14].strip(): line[14:].split() for line in (first + curve).splitlines() if line.startswith(" ")}
     come, reserve = rows["first come"], rows["reserve"]
     assert f"preempts {come[2]} times, one request nine times" in text

@@ -4,10 +4,10 @@
 //!
 //! 1. [`ids`], [`config`], [`error`], [`memory`]
 //! 2. [`slab`], [`list`], [`hash`], [`run`], [`tail`], [`content`], [`namespace`], [`digest`]: structures that know
-//!    nothing of pools
+//!    nothing of pools; [`admission`]: load control
 //! 3. [`blocks`] (state of blocks), [`index`] (prefix tree), [`evict`] (policies): none knows the others
-//! 4. [`copies`], [`stats`], [`batch`], [`transit`] (what plans read), [`stored`] (what a store has), [`host`] (the
-//!    second tier), [`transfers`] (plans), [`fences`], [`sequence`]
+//! 4. [`copies`], [`stats`], [`batch`], [`ghosts`] (what was evicted), [`preemptions`], [`transit`] (what plans read),
+//!    [`stored`] (what a store has), [`host`] (the second tier), [`transfers`] (plans), [`fences`], [`sequence`]
 //! 5. [`pager`]: the only meeting point
 //! 6. [`check`] (recounts everything), [`dump`] (draws it), [`replay`] (drives it with a trace)
 //!

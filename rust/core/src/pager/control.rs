@@ -289,7 +289,7 @@ impl Pager {
             .sum()
     }
 
-    /// Is it projected? Others who hold blocks, prefixes and what is on its way to the host, are counted as they are.
+    /// Does it grow and end? Others who hold blocks, prefixes and what is on its way to the host, are counted as they are.
     fn is_member(sequence: &Sequence) -> bool {
         !sequence.pinned && sequence.state.is_on_device() && sequence.state != State::SwappingOut
     }
@@ -333,11 +333,14 @@ impl Pager {
         let Some(mut controlled) = self.controlled.take_if(|controlled| controlled.seen != Some(now)) else { return };
         let block_size = self.config.block_size as u32;
         let mut members = Vec::with_capacity(self.num_running);
-        let mut waiting = Vec::with_capacity(self.num_preempted + self.num_swapped);
+        let mut waiting = Vec::new();
         let mut held = 0;
         for sequence in self.sequences.iter().filter(|sequence| !sequence.pinned) {
             let len = self.len_now(sequence);
-            if Self::is_member(sequence) {
+            if Self::is_member(sequence) && sequence.lost_tokens > 0 {
+                // Who was preempted once is not to be preempted again: its end is not counted on.
+                waiting.push((sequence.life.kind as usize, len.saturating_sub(sequence.life.prompt)));
+            } else if Self::is_member(sequence) {
                 let (blocks, shared) = (sequence.table.len() as u32, self.shared_blocks(sequence) as u32);
                 let member = sequence.life.member(len, blocks, shared, block_size);
                 held += member.blocks as usize;
