@@ -18,11 +18,17 @@ CURVE = (
     "first-come,watermark:5%,limit:40,watermark:20%,limit:32,reserve"  # the pools of these are drawn
     ",watermark:1%,watermark:2%,watermark:10%,watermark:30%,limit:36,limit:42,limit:44,limit:48,limit:64"
 )
+AHEAD = (
+    "first-come,watermark:5%,adaptive,known"  # the pools of these are drawn
+    ",watermark:1%,watermark:2%,watermark:10%,watermark:20%,watermark:30%,limit:36,limit:40,limit:42,limit:44,limit:48"
+    ",adaptive:0.5%,adaptive:1%,adaptive:2%,adaptive:10%,adaptive:20%,adaptive:40%"
+)
 PICTURES = {
     "fragmentation.png": ["fragmentation"],
     "prefix.png": ["prefix"],
     "cost.png": ["cost", "--model", "llama-2-7b"],
     "load-control.png": ["simulate", "thrash", "--policy", CURVE],
+    "admission.png": ["simulate", "thrash", "--policy", AHEAD],
 }
 COLOURS = 32
 
