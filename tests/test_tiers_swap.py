@@ -30,7 +30,8 @@ def test_there_and_back(pager):
     assert free_ids(pager) == "2-7"
     assert line(pager, "queue lru") == "queue lru: 1 0"  # as by a preempt
     assert line(pager, "sequence") == (
-        "sequence 0: swapped; namespace b''; cached 0; committed 9; planned 9; len 9; preempted 1; host path 0-1; host own 2"
+        "sequence 0: swapped; namespace b''; cached 0; committed 9; planned 9; len 9; preempted 1;"
+        " host path 0-1; host own 2"
     )
     pager.forget([1] * 4)  # in both tiers, but the sequence holds its own
     assert pager.stats().host_active_blocks == 3
