@@ -32,7 +32,7 @@ fn sizes_are_pinned() {
         ("Tail", size_of::<Tail>(), 48),
         ("Row", size_of::<Row>(), 40),
         ("Planned", size_of::<Planned>(), 16),
-        ("Sequence", size_of::<Sequence>(), 240),
+        ("Sequence", size_of::<Sequence>(), 264),
         ("Handle", size_of::<Handle>(), 16),
         ("NodeId", size_of::<NodeId>(), 4),
     ];
