@@ -295,7 +295,10 @@ class TestApi:
             server.wait_until_idle()
             usages = [server.ask(question, max_tokens=1).usage for question in questions]
             metrics = server.metrics()
-        assert {usage.prompt_tokens_details.cached_tokens for usage in usages} == {usages[0].prompt_tokens // 16 * 16}
+        # What was evicted before it was its turn to be copied is computed again: how much that is, the threads decide.
+        cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
+        assert max(cached) == usages[0].prompt_tokens // 16 * 16
+        assert sum(cached) >= 4 * max(cached)
         assert metrics["pager_swap_outs"] == metrics["pager_swap_ins"] > 0
         assert metrics["fetched_tokens"] == 16 * metrics["pager_fetched_blocks"] > 0
         assert metrics["pager_host_cached_blocks"] > 0
