@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_support import Says
 
 import kvpager
 from kvpager.cli import main
@@ -36,34 +37,9 @@ def write(name: str, requests: list[dict[str, Any]], **more: Any) -> str:
     return name
 
 
-class Says:
-    """What the command prints: stdout, notes, or the one line of a refusal."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def text(self, *arguments: str) -> tuple[str, str]:
-        assert main(["blocksize", *arguments]) == 0
-        out, err = self._capsys.readouterr()
-        return out, err
-
-    def json(self, *arguments: str) -> Any:
-        out, err = self.text(*arguments, "--json")
-        assert err == ""
-        return json.loads(out)
-
-    def refused(self, *arguments: str) -> str:
-        assert main(["blocksize", *arguments]) == 2
-        out, err = self._capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1
-        assert err.startswith("kvpager")
-        return err.strip()
-
-
 @pytest.fixture
 def says(capsys: pytest.CaptureFixture[str]) -> Says:
-    return Says(capsys)
+    return Says("blocksize", capsys)
 
 
 def columns(result: Any, *names: str) -> list[tuple[Any, ...]]:
@@ -72,7 +48,7 @@ def columns(result: Any, *names: str) -> list[tuple[Any, ...]]:
 
 class TestByHand:
     def test_what_each_share_is_of(self, says: Says) -> None:
-        text, _ = says.text(write("t.jsonl", BY_HAND), "--sizes", "4")
+        text, _ = says.both(write("t.jsonl", BY_HAND), "--sizes", "4")
         assert "Waste and lost sharing are shares of all 34 tokens, shared is one of the 29 prompt tokens." in text
 
     def test_the_largest_text_token(self, says: Says) -> None:
@@ -139,7 +115,7 @@ class TestByHand:
         assert choice["within"] == float(within.removesuffix("%")) / 100
 
     def test_text(self, says: Says) -> None:
-        out, err = says.text(write("t.jsonl", BY_HAND), "--sizes", "1,2,4,8", "--within", "9%")
+        out, err = says.both(write("t.jsonl", BY_HAND), "--sizes", "1,2,4,8", "--within", "9%")
         assert err == ""
         assert out.startswith("t.jsonl: 3 sequences, 34 tokens, 11 each; a pool without end\n")
         rows = [line.split() for line in out.splitlines()]
@@ -160,7 +136,7 @@ class TestIdTraces:
         assert result["load"]["unit"] == 2
         (said,) = result["notes"]
         assert "the trace names blocks of 2 tokens: only multiples of 2 can be told" in said
-        assert f"kvpager: note: {said}\n" == says.text(path)[1]
+        assert f"kvpager: note: {said}\n" == says.both(path)[1]
 
     def test_the_numbers_are_those_of_the_tokens(self, says: Says) -> None:
         by_ids = says.json(write("ids.jsonl", BY_HAND_IDS, block_size=2), "--sizes", "2,4,8")
@@ -191,7 +167,7 @@ class TestLengths:
         assert [row["block_size"] for row in result["rows"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
         unknown = ("shared_tokens", "shared_share", "hit_rate", "lost_tokens", "num_blocks", "evicted_blocks")
         assert set(columns(result, *unknown)) == {(None,) * 6}
-        out, err = says.text(path)
+        out, err = says.both(path)
         assert "nothing is known of sharing, the waste alone decides" in err
         assert "shared" not in out
         assert "the largest block whose waste is at most 2%" in out

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_support import Says
 
 import kvpager
 from kvpager.cli import main
@@ -50,35 +51,9 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-class Says:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def both(self, *arguments: str) -> tuple[str, str]:
-        assert main(["diagnose", *arguments]) == 0
-        out, err = self._capsys.readouterr()
-        return out, err
-
-    def text(self, *arguments: str) -> str:
-        out, err = self.both(*arguments)
-        assert err == ""
-        return out
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.text(*arguments, "--json"))
-
-    def refused(self, *arguments: str) -> str:
-        assert main(["diagnose", *arguments]) == 2
-        out, err = self._capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1
-        assert err.startswith("kvpager")
-        return err.strip()
-
-
 @pytest.fixture
 def says(capsys: pytest.CaptureFixture[str]) -> Says:
-    return Says(capsys)
+    return Says("diagnose", capsys)
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli_support import Says
 
-from kvpager.cli import main
 from kvpager.cost import CostModel
 from kvpager.simulate import SCENARIOS, Engine, EngineConfig, Speed, Watermark
 
@@ -21,33 +20,9 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-class Says:
-    """What the command prints: stdout, or the one line of a refusal."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def text(self, *arguments: str) -> str:
-        assert main(["simulate", *arguments]) == 0
-        out, err = self._capsys.readouterr()
-        assert err == ""
-        return out
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.text(*arguments, "--json"))
-
-    def refused(self, *arguments: str) -> str:
-        assert main(["simulate", *arguments]) == 2
-        out, err = self._capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1
-        assert err.startswith("kvpager")
-        return err.strip()
-
-
 @pytest.fixture
 def says(capsys: pytest.CaptureFixture[str]) -> Says:
-    return Says(capsys)
+    return Says("simulate", capsys)
 
 
 SMALL = ("thrash", "--requests", "24", "--blocks", "600")
