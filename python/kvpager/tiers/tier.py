@@ -24,7 +24,7 @@ from ..movers.base import Ticket, finite
 from ..plans import Plan, PlanKind, StoreKeys
 from .disk import DiskStore, Sync
 from .mover import StoreMover
-from .store import Store, told
+from .store import KEY_BYTES, Store, told
 
 if TYPE_CHECKING:
     from .._core import Pager
@@ -93,11 +93,10 @@ class Tier:
         """
         if pager.num_host_blocks != host.num_blocks:
             raise ConfigError(f"the pager has {pager.num_host_blocks:,} host blocks, the arena {host.num_blocks:,}")
-        meta_bytes = 32 + 4 * pager.block_size
+        meta_bytes = KEY_BYTES + 4 * pager.block_size
         if store.meta_bytes != meta_bytes:
-            raise ConfigError(
-                f"the store is for blocks of {(store.meta_bytes - 32) // 4} tokens, the pager's have {pager.block_size}"
-            )
+            tokens = (store.meta_bytes - KEY_BYTES) // 4
+            raise ConfigError(f"the store is for blocks of {tokens} tokens, the pager's have {pager.block_size}")
         self._pager = pager
         self._store = store
         self._clock = clock
@@ -334,7 +333,7 @@ class Tier:
     def _root(self, namespace: Namespace) -> npt.NDArray[np.uint8]:
         block = np.zeros(self._pager.block_size, np.int32)
         records: StoreKeys = self._pager.store_keys(block, namespace=namespace)
-        return records.metas[:, :32]
+        return records.metas[:, :KEY_BYTES]
 
     def _drop(self, drop: Callable[[], object]) -> None:
         """Does it while nothing is written. If it fails, the store may have what is not to be served: then the tier
