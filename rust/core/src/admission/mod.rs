@@ -198,6 +198,12 @@ impl Control {
         self.kinds.iter().position(|kind| **kind == *name).map(|kind| kind as u32)
     }
 
+    /// Kinds that were named.
+    #[must_use]
+    pub fn num_kinds(&self) -> usize {
+        self.kinds.len()
+    }
+
     /// The number of a kind.
     ///
     /// # Errors

@@ -10,7 +10,6 @@ use super::fetch::Wish;
 use crate::admission::projection::{Member, Projection};
 use crate::admission::survival::Survival;
 use crate::admission::{Control, Life, Reason, Settings, Verdict, Wait};
-use crate::batch::Seat;
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{Handle, PlanId, Token};
@@ -303,14 +302,9 @@ impl Pager {
         self.index.depth(node)
     }
 
-    /// Its tokens. A row may know more than the sequence.
+    /// Its tokens. A row that keeps any knows more than the sequence.
     fn len_now(&self, sequence: &Sequence) -> u32 {
-        match sequence.seat {
-            Seat::Row { batch, row } => {
-                self.batches.get(batch).map_or(sequence.len as u32, |batch| batch.rows[row as usize].len)
-            }
-            Seat::None | Seat::Left { .. } => sequence.len as u32,
-        }
+        self.row_seen(sequence).map_or(sequence.len as u32, |row| row.len)
     }
 
     /// Changes when the pool, or who runs, does, or with a step.
@@ -330,7 +324,11 @@ impl Pager {
     /// Finds out how long answers get, and what all will hold.
     fn project(&mut self) {
         let now = self.state_now();
-        let Some(mut controlled) = self.controlled.take_if(|controlled| controlled.seen != Some(now)) else { return };
+        // Of a kind that was named since then it knows nothing.
+        let is_old = |controlled: &mut Box<Controlled>| {
+            controlled.seen != Some(now) || controlled.survivals.len() < controlled.control.num_kinds()
+        };
+        let Some(mut controlled) = self.controlled.take_if(is_old) else { return };
         let block_size = self.config.block_size as u32;
         let mut members = Vec::with_capacity(self.num_running);
         let mut waiting = Vec::new();
