@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvpager import Admission, Pager, Sequence
+from kvpager import Admission, ConfigError, Pager, Pressure, Sequence
 
 
 def admitted(answer: object) -> Sequence:
@@ -47,3 +47,22 @@ def test_a2_a_row_that_keeps_nothing_does_not_hide_its_sequence() -> None:
     assert sequence.tokens.tolist() == [1, 2, 3, 5, 5, 5, 5]
     sequence.release()
     assert admission.survival(np.array([4, 5])) == pytest.approx([1.0, 0.5])
+
+
+def test_a3_a_label_that_is_no_text_is_refused_where_it_is_given() -> None:
+    """A lone surrogate came out in the text of the metrics, which a server then failed to send."""
+    pager = Pager(8, 4)
+    for value in ("\ud800", "a\udcffb"):
+        with pytest.raises(ValueError, match="label model_name is"):
+            pager.metrics(labels={"model_name": value})
+
+
+def test_a4_a_window_or_limit_that_no_machine_holds_is_a_config_error() -> None:
+    """They were an OverflowError, from another place or only at the first reading."""
+    pager = Pager(8, 4)
+    for window in (2**31, 2**63):
+        with pytest.raises(ConfigError, match="window"):
+            Pressure(pager, window)
+    for name in ("max_tax", "max_preemptions_per_finish"):
+        with pytest.raises(ConfigError, match=name):
+            Pressure(pager, **{name: 10**400})

@@ -25,6 +25,7 @@ Samples = Iterable[tuple[Mapping[str, str], float]]
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -72,7 +73,8 @@ def exposition(
     prefix: str = "kvpager",
     labels: Mapping[str, str] | None = None,
 ) -> str:
-    """The text. ``labels`` go with every sample (``model_name``, say); ValueError for names that Prometheus refuses."""
+    """The text. ``labels`` go with every sample (``model_name``, say); ValueError for names that Prometheus
+    refuses, and for values that are no UTF-8."""
     common = dict(labels or {})
     lines = [
         family(f"{prefix}_{name}", kind, text, [({}, value(stats))], labels=common)
@@ -116,11 +118,15 @@ def family(name: str, kind: Kind, text: str, samples: Samples, *, labels: Mappin
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    for name in labels:
+    pairs = []
+    for name, value in labels.items():
         if not _LABEL.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a label: letters, digits and _, no digit and no __ first")
-    pairs = ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
-    return f"{{{pairs}}}" if pairs else ""
+        text = str(value)
+        if _SURROGATE.search(text):
+            raise ValueError(f"label {name} is {text[:80]!a}; it must be text that UTF-8 can hold")
+        pairs.append(f'{name}="{text.translate(_ESCAPES)}"')
+    return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
 def _number(value: float) -> str:

@@ -13,7 +13,7 @@ What to do about it is the caller's affair: docs/victims.md.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -26,6 +26,7 @@ __all__ = ["Pressure", "PressureState", "Reading", "StatsSource"]
 PressureState: TypeAlias = Literal["ok", "pressure", "thrashing"]
 """How the pool is doing."""
 
+MAX_WINDOW = 2**31 - 1
 STATES: tuple[PressureState, ...] = ("ok", "pressure", "thrashing")
 
 
@@ -76,8 +77,8 @@ class Pressure:
     pager
         Whoever has ``stats()``.
     window
-        Readings that it looks back, 1 or more: with one a step, steps. Longer than a sequence's life it is slow, much
-        shorter it is nervous.
+        Readings that it looks back, 1 to 2**31 - 1: with one a step, steps. Longer than a sequence's life it is slow,
+        much shorter it is nervous.
     max_tax, max_preemptions_per_finish
         Where thrashing begins; above 0.
     reserve
@@ -95,10 +96,10 @@ class Pressure:
         max_preemptions_per_finish: float = 0.5,
         reserve: float = 0.05,
     ) -> None:
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise ConfigError(f"window is {window!r}; it must be an integer, 1 or more")
+        if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_WINDOW:
+            raise ConfigError(f"window is {window!r}; it must be an integer, 1 to {MAX_WINDOW}")
         for name, limit in (("max_tax", max_tax), ("max_preemptions_per_finish", max_preemptions_per_finish)):
-            if not 0 < limit < math.inf:
+            if not 0 < limit <= sys.float_info.max:
                 raise ConfigError(f"{name} is {limit!r}; it must be a finite number above 0")
         if not 0 <= reserve < 1:
             raise ConfigError(f"reserve is {reserve!r}; it must be 0 to below 1")
