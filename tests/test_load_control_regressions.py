@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvpager import Admission, ConfigError, Pager, Pressure, Sequence
+from kvpager.diagnose.metrics import MetricsError, parse_scrape
 
 
 def admitted(answer: object) -> Sequence:
@@ -66,3 +67,51 @@ def test_a4_a_window_or_limit_that_no_machine_holds_is_a_config_error() -> None:
     for name in ("max_tax", "max_preemptions_per_finish"):
         with pytest.raises(ConfigError, match=name):
             Pressure(pager, **{name: 10**400})
+
+
+def test_a5_a_scrape_of_what_a_pager_says_of_itself_is_read() -> None:
+    """`diagnose --metrics` knew other names than those that `Pager.metrics` writes, and was silent about them."""
+    pager = Pager(9, 4, null_block=True, num_host_blocks=4)
+    with pager.admit([1, 2, 3, 4, 5]) as sequence:
+        sequence.commit()
+        sequence.preempt()
+        sequence.resume()
+        scrape = parse_scrape(pager.metrics(Pressure(pager).read(), labels={"model_name": '}"\\\n{a="b"'}))
+    assert (scrape.preemptions, scrape.counter, scrape.running) == (1, "kvpager's num_preemptions", 1)
+    assert (scrape.usage, scrape.num_blocks, scrape.active_blocks) == (0.25, 8, 2)
+    assert (scrape.queried_tokens, scrape.hit_tokens) == (5, 0)
+
+
+def test_a6_only_a_line_feed_ends_a_line_of_a_scrape() -> None:
+    """What else Python takes for the end of a line may be in a label, and cut the line in two."""
+    for other in "\r\x0b\x0c\x1c\x85\u2028":
+        assert parse_scrape(f'vllm:num_preemptions_total{{model_name="a{other}b"}} 5\r\n').preemptions == 5
+
+
+@pytest.mark.usefixtures("watchdog")
+def test_a7_a_scrape_is_read_in_time_that_goes_with_its_length() -> None:
+    """A line with 200,000 spaces kept the regular expression busy for hours, one of 60 MB for a minute."""
+    name = "vllm:num_preemptions_total"
+    for line in (
+        f"{name}{' ' * 200_000}x y z",
+        f"{name} 5 {'1' * 200_000}x",
+        f'{name}{{"{"x" * 200_000}',
+        "a" * 200_000,
+    ):
+        with pytest.raises(MetricsError, match="line 1: expected"):
+            parse_scrape(line)
+    assert parse_scrape(f'{name}{{m="{"x" * 2_000_000}"}} 5').preemptions == 5
+
+
+def test_a8_numbers_that_count_nothing_are_not_known() -> None:
+    """Negative and infinite sums became evidence, and a pool of 1e300 blocks a traceback."""
+    some = "vllm:num_requests_running 1\n"
+    for line in ("preemptions -5", "preemptions 1e308\nkvpager_preemptions 1e308"):
+        assert parse_scrape(f"{some}kvpager_{line}").preemptions is None
+    for total in ("1e300", "-5", "0.5", "0"):
+        scrape = parse_scrape(f"{some}kvpager_total_blocks {total}\nkvpager_active_blocks 5")
+        assert scrape.num_blocks is None
+        assert scrape.usage is None or scrape.usage < 1e-9
+    for number in ("1_0", "\u0661\u0662"):
+        with pytest.raises(MetricsError, match="line 1"):
+            parse_scrape(f"kvpager_preemptions {number}")

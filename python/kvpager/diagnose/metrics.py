@@ -5,13 +5,13 @@ added up, and shares averaged.
 
 | here | kvpager | vLLM |
 |---|---|---|
-| usage | active / total blocks | `kv_cache_usage_perc`, `gpu_cache_usage_perc` |
-| preemptions | `preemptions` | `num_preemptions_total` |
-| waiting, running | `waiting`, `running` | `num_requests_waiting`, `num_requests_running` |
-| queried, hit tokens | `queried_tokens`, `hit_tokens` | `prefix_cache_queries_total`, `prefix_cache_hits_total` |
-| cached blocks | `cached_blocks` | - |
+| usage | `kv_cache_usage_perc`, or active / total blocks | `kv_cache_usage_perc`, `gpu_cache_usage_perc` |
+| preemptions | `num_preemptions`, `preemptions` | `num_preemptions_total` |
+| waiting, running | the same, `waiting`, `running` | `num_requests_waiting`, `num_requests_running` |
+| queried, hit tokens | the same, `queried_tokens`, `hit_tokens` | `prefix_cache_queries`, `prefix_cache_hits` |
+| cached blocks | `blocks` by tier and state, `cached_blocks` | - |
 | TTFT, ITL | - | `time_to_first_token_seconds`, `inter_token_latency_seconds` |
-| pool | `total_blocks` | labels `num_gpu_blocks`, `block_size` of `cache_config_info` |
+| pool | `blocks` by tier and state, `total_blocks` | labels `num_gpu_blocks`, `block_size` of `cache_config_info` |
 
 Names of kvpager may begin with `kvpager_server_pager_`, `kvpager_server_`, `kvpager_` or `kvpager:`, and may end in
 `_total`.
@@ -29,23 +29,31 @@ from typing import Any
 from ..errors import KvPagerError
 
 MAX_BYTES = 2**26
+MAX_BLOCKS = 2**31 - 1
+# Nothing is given back, so that the time goes with the length whatever is in a line. OpenMetrics has fractions of a
+# second, and exemplars behind a #.
 SAMPLE = re.compile(
-    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\{(?P<labels>([^\"}]|\"(\\.|[^\"\\])*\")*)\})?\s+(?P<value>\S+)(\s+-?[0-9]+)?\s*"
+    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*+)\s*+"
+    r"(?:\{(?P<labels>(?:[^\"}]++|\"(?:\\.|[^\"\\]++)*+\")*+)\}\s*+)?+"
+    r"(?P<value>(?<=[\s}])\S++)(?:\s++-?[0-9.]++)?+(?:\s++#.*+)?+"
 )
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:\\.|[^"\\])*)"')
 OWN = re.compile(r"kvpager(_server_pager_|_server_|_|:)(?P<rest>.*?)(_total)?")
 
 SUMS = {
-    "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions", "kvpager preemptions"),
+    "preemptions": (
+        *("vllm:num_preemptions_total", "vllm:num_preemptions"),
+        *("kvpager preemptions", "kvpager num_preemptions"),
+    ),
     "waiting": ("vllm:num_requests_waiting", "kvpager waiting", "kvpager num_requests_waiting"),
     "running": ("vllm:num_requests_running", "kvpager running", "kvpager num_requests_running"),
     "queried_tokens": (
         *("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-        *("vllm:prefix_cache_queries", "kvpager queried_tokens"),
+        *("vllm:prefix_cache_queries", "kvpager queried_tokens", "kvpager prefix_cache_queries"),
     ),
     "hit_tokens": (
         *("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-        *("vllm:prefix_cache_hits", "kvpager hit_tokens"),
+        *("vllm:prefix_cache_hits", "kvpager hit_tokens", "kvpager prefix_cache_hits"),
     ),
     "active_blocks": ("kvpager active_blocks",),
     "cached_blocks": ("kvpager cached_blocks",),
@@ -55,7 +63,7 @@ SUMS = {
     "itl_s": ("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
     "itl_count": ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"),
 }
-USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "kvpager kv_cache_usage_perc")
 CONFIG = "vllm:cache_config_info"
 COUNTERS = ("preemptions", "queried_tokens", "hit_tokens", "ttft_s", "ttft_count", "itl_s", "itl_count")
 
@@ -194,29 +202,39 @@ def parse_scrape(text: str, path: str = "scrape") -> Scrape:
     """Read the text of a scrape."""
     values: dict[str, list[float]] = {}
     labels: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
+    # Only a line feed ends a line: what else `splitlines` takes for an end may be in a label.
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
             continue
-        found = SAMPLE.fullmatch(line.strip())
+        found = SAMPLE.fullmatch(line)
         value = None if found is None else _float(found["value"])
         if found is None or value is None:
-            raise MetricsError(f"{path}, line {number}: expected `name{{labels}} value`, found {line.strip()[:40]!r}")
-        values.setdefault(_known_name(found["name"]), []).append(value)
-        if found["name"] == CONFIG:
+            raise MetricsError(f"{path}, line {number}: expected `name{{labels}} value`, found {line[:40]!r}")
+        name = _known_name(found["name"])
+        if name == "kvpager blocks":
+            own = dict(LABEL.findall(found["labels"] or ""))
+            if own.get("tier") == "device":
+                values.setdefault(f"kvpager {own.get('state')}_blocks", []).append(value)
+                values.setdefault("kvpager total_blocks", []).append(value)
+            continue
+        values.setdefault(name, []).append(value)
+        if name == CONFIG:
             labels = dict(LABEL.findall(found["labels"] or ""))
     fields: dict[str, Any] = {}
     for field, names in SUMS.items():
-        name = next((name for name in names if name in values), None)
-        if name is not None and all(map(math.isfinite, values[name])):
-            fields[field] = sum(values[name])
+        name = next((name for name in names if name in values), "")
+        # What is no count at all is not known.
+        if name and all(value >= 0 for value in values[name]) and math.isfinite(total := sum(values[name])):
+            fields[field] = total
             if field == "preemptions":
                 fields["counter"] = name.replace("kvpager ", "kvpager's ")
     shares = next((values[name] for name in USAGE if name in values), None)
     if shares and all(0 <= share <= 1 for share in shares):
         fields["usage"] = sum(shares) / len(shares)
-    elif fields.get("total_blocks") and "active_blocks" in fields:
+    elif fields.get("total_blocks") and fields.get("active_blocks", math.inf) <= fields["total_blocks"]:
         fields["usage"] = fields["active_blocks"] / fields["total_blocks"]
-    if fields.get("total_blocks"):
+    if 1 <= fields.get("total_blocks", 0) <= MAX_BLOCKS:
         fields["num_blocks"] = int(fields["total_blocks"])
     for field, label in (("num_blocks", "num_gpu_blocks"), ("block_size", "block_size")):
         if re.fullmatch(r"[1-9][0-9]{0,8}", labels.get(label, "")):
@@ -232,8 +250,9 @@ def _known_name(name: str) -> str:
 
 
 def _float(text: str) -> float | None:
+    """A number as Go writes it; Python would read more."""
     try:
-        return float(text)
+        return float(text) if text.isascii() and "_" not in text else None
     except ValueError:
         return None
 
