@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from test_simulate import SPEED
 
-from kvpager import Admission, ConfigError, Pager, Pressure, Sequence
+from kvpager import Admission, ConfigError, Pager, Pressure, Sequence, Wait
 from kvpager.diagnose.metrics import MetricsError, parse_scrape
+from kvpager.simulate import SCENARIOS, Engine, EngineConfig, Recompute, SimulationError
 
 
 def admitted(answer: object) -> Sequence:
@@ -115,3 +119,42 @@ def test_a8_numbers_that_count_nothing_are_not_known() -> None:
     for number in ("1_0", "\u0661\u0662"):
         with pytest.raises(MetricsError, match="line 1"):
             parse_scrape(f"kvpager_preemptions {number}")
+
+
+class Lying:
+    """An admission policy and a victim policy that answer what they are told."""
+
+    name, watermark, scan = "lying", 0.0, 0
+
+    def __init__(self, admits: Any = None, victim: Any = None) -> None:
+        self.admits, self.victim = admits, victim
+
+    def admit(self, engine: Engine, request: Any) -> Any:
+        return engine.enter(request) if self.admits is None else self.admits(engine)
+
+    def preempted(self, engine: Engine, request: Any) -> None:
+        pass
+
+    finished = preempted
+
+    def choose(self, engine: Engine, left_out: int) -> Any:
+        return self.victim(engine)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Lying(lambda engine: Wait("blocks", 1, 0, 0, 0)), "answers Wait.* for request 0: expected what Engine.enter"),
+        (Lying(lambda engine: True), "answers True for request 0"),
+        (Lying(lambda engine: engine.pager.admit([1, 2])), "answers <kvpager.Sequence 0: running, 2 tokens"),
+        (Lying(victim=lambda engine: None), "answers None: expected Stall, Swap or Recompute"),
+        (Lying(victim=lambda engine: engine.running[0]), "answers Request.*: expected Stall"),
+        (Lying(victim=lambda engine: Recompute(engine.waiting[0])), "which does not run"),
+    ],
+)
+@pytest.mark.filterwarnings(r"ignore:sequence \d+ was dropped:ResourceWarning")
+def test_a9_a_policy_that_answers_nonsense_is_named(policy: Any, message: str) -> None:
+    """It was a TypeError or an AttributeError somewhere in the engine, or a simulation of other requests."""
+    load = SCENARIOS["thrash"](0, 60)
+    with pytest.raises(SimulationError, match=message):
+        Engine(load, EngineConfig(num_blocks=400), SPEED, policy, policy).run()

@@ -31,7 +31,7 @@ from .. import Pager, Plan, Sequence
 from ..errors import ConfigError, KvPagerError, NeverFits, OutOfBlocks
 from .link import Link
 from .load import Load
-from .policies import Admission, FirstCome, Newest, Stall, Swap, Victims
+from .policies import Admission, FirstCome, Newest, Recompute, Stall, Swap, Victims
 from .record import Recorder, Result
 from .rows import Request, Rows
 from .speed import Speed
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 
 class SimulationError(KvPagerError):
-    """A policy left the engine with nothing to do although there is work."""
+    """A policy left the engine with nothing to do although there is work, or answered what is no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +220,8 @@ class Engine:
             # While a victim is on its way to the host nobody else has to go.
             moving = self._link.swaps_out
             answer = Stall() if moving else self.victims.choose(self, len(short))
+            if not isinstance(answer, Stall | Swap | Recompute):
+                raise SimulationError(f"{self.victims.name} answers {answer!r:.80}: expected Stall, Swap or Recompute")
             if isinstance(answer, Stall):
                 if not moving and len(short) == self.num_planned_rows:
                     raise SimulationError(f"{self.victims.name} leaves out all {len(short)} rows of a step")
@@ -227,11 +229,26 @@ class Engine:
                 self.record.stalled_rows += len(short)
                 self._batch.reserve(counts[: self._batch.num_rows])
                 return False, gave_way
+            if answer.request not in self.running:
+                raise SimulationError(f"{self.victims.name} names {answer.request!r:.80}, which does not run")
             gave_way = True
             # Swapped only if somebody can go on meanwhile.
             if not (isinstance(answer, Swap) and len(self.running) > 1 and self._swap_out(answer.request)):
                 self._preempt(answer.request)
         return True, gave_way
+
+    def _checked(self, request: Request, entry: object) -> Sequence | Plan | None:
+        """What an admission policy answered, if it can be an answer."""
+        if isinstance(entry, Sequence):
+            is_its = entry is request.sequence or (request.sequence is None and self._batch.row_of(entry) is None)
+            if is_its and entry.state == "running" and len(entry) == request.num_tokens:
+                return entry
+        elif entry is None or (isinstance(entry, Plan) and request.sequence is not None):
+            return entry
+        raise SimulationError(
+            f"{self.admission.name} answers {entry!r:.80} for request {request.index}: expected what Engine.enter"
+            " answers, or None"
+        )
 
     def _let_in(self) -> bool:
         """From the front of the queue, as long as tokens and rows last. Whether anybody came in."""
@@ -240,7 +257,7 @@ class Engine:
         came = place = 0
         while place < len(waiting) and tokens > 0 and self.num_running < self.config.max_running:
             request = waiting[place]
-            entry = self.admission.admit(self, request)
+            entry = self._checked(request, self.admission.admit(self, request))
             if entry is None:
                 place += 1
                 if place > self.admission.scan:
