@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpager import Admission, ConfigError, Never, Pager, Plan, Sequence, StaleHandle, TokenError, Wait
+from kvpager import Admission, ConfigError, Never, OutOfBlocks, Pager, Plan, Sequence, StaleHandle, TokenError, Wait
 
 
 def prompt(number: int, length: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -116,6 +116,49 @@ def test_i7_a_refusal_changes_nothing() -> None:
     assert after == counted
     assert pager.check() == []
     running.release()
+
+
+def test_l2_two_who_wait_hold_nothing_and_the_larger_comes_in_first_if_it_waits_longer() -> None:
+    pager = Pager(20, 4)
+    admission = Admission(pager, patience=0)
+    running = admitted(admission.try_admit(prompt(1, 40), expected_tokens=4))
+    free = pager.num_free_blocks
+    first = waits(admission.try_admit(prompt(2, 60), expected_tokens=4))
+    second = waits(admission.try_admit(prompt(3, 60), expected_tokens=4))
+    assert pager.num_free_blocks == free, "nobody keeps half of what he needs"
+    running.release()
+    admitted(admission.try_admit(prompt(2, 60), expected_tokens=4, waited=first)).release()
+    admitted(admission.try_admit(prompt(3, 60), expected_tokens=4, waited=second))
+    assert pager.check() == []
+
+
+def test_l15_the_last_one_alone_may_grow_to_the_whole_pool() -> None:
+    pager = Pager(10, 4)
+    admission = Admission(pager)
+    alone = admitted(admission.try_admit(prompt(1, 4)))
+    assert not admission.try_admit(prompt(2, 37))
+    alone.extend([7] * 36)
+    before = pager.dump(full=True)
+    with pytest.raises(OutOfBlocks) as refused:
+        alone.append(7)
+    assert (refused.value.needed, refused.value.free, refused.value.evictable) == (1, 0, 0)
+    assert pager.dump(full=True) == before
+
+
+def test_e4_a_request_that_waited_a_hundred_times_counts_once() -> None:
+    pager = Pager(18, 4)
+    admission = Admission(pager)
+    running = admitted(admission.try_admit(prompt(1, 21), expected_tokens=1))
+    running.commit()
+    waited = None
+    for _ in range(100):
+        waited = waits(admission.try_admit([*prompt(1, 20), *prompt(2, 50)], expected_tokens=4, waited=waited))
+    before = pager.stats()
+    assert (before.queried_tokens, before.hit_tokens) == (21, 0)
+    running.release()
+    admitted(admission.try_admit([*prompt(1, 20), *prompt(2, 50)], expected_tokens=4, waited=waited))
+    after = pager.stats()
+    assert (after.queried_tokens - before.queried_tokens, after.hit_tokens - before.hit_tokens) == (70, 20)
 
 
 def test_cached_blocks_are_room() -> None:
