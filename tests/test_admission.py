@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpager import Admission, ConfigError, Never, OutOfBlocks, Pager, Plan, Sequence, StaleHandle, TokenError, Wait
+from kvpager import (
+    Admission,
+    Computing,
+    ConfigError,
+    Never,
+    OutOfBlocks,
+    Pager,
+    Plan,
+    Sequence,
+    StaleHandle,
+    TokenError,
+    Wait,
+)
 
 
 def prompt(number: int, length: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -29,14 +41,14 @@ def release_all() -> Iterator[None]:
         RUNNING.pop().release()
 
 
-def admitted(answer: Sequence | Wait | Never) -> Sequence:
+def admitted(answer: Sequence | Computing | Wait | Never) -> Sequence:
     """It came in; its handle is kept until the test is over."""
     assert isinstance(answer, Sequence), answer
     RUNNING.append(answer)
     return answer
 
 
-def waits(answer: Sequence | Plan | Wait | Never) -> Wait:
+def waits(answer: Sequence | Computing | Plan | Wait | Never) -> Wait:
     assert isinstance(answer, Wait), answer
     return answer
 
@@ -395,6 +407,68 @@ def test_who_gives_up_keeps_nobody_out() -> None:
     admitted(admission.try_admit(prompt(3, 8), expected_tokens=9, waited=small))
 
 
+# ---- what is computed or fetched meanwhile ---------------------------------------------------------------------------
+
+
+def test_who_wants_what_is_about_to_be_computed_may_wait_for_it() -> None:
+    """Whether there is room for it or not: it will need less."""
+    pager = Pager(40, 4)
+    admission = Admission(pager)
+    first = admitted(admission.try_admit(prompt(1, 120), max_tokens=4))
+    before = pager.dump(full=True), pager.stats()
+    for length in (20, 120):
+        answer = admission.try_admit(prompt(1, length), wait=True)
+        assert answer == Computing(first.id, (length - 1) // 4 * 4)
+    assert (pager.dump(full=True), pager.stats()) == before
+    assert waits(admission.try_admit(prompt(1, 120))).reason == "blocks"
+    first.commit()
+    assert admitted(admission.try_admit(prompt(1, 120), max_tokens=4, wait=True)).num_cached == 116
+
+
+def test_who_waits_for_a_prefill_keeps_its_place() -> None:
+    pager = Pager(100, 4)
+    admission = Admission(pager, patience=1, risk=1.0)
+    first = admitted(admission.try_admit(prompt(1, 240)))
+    waited = waits(admission.try_admit(prompt(2, 200)))
+    assert waits(admission.try_admit(prompt(2, 200), wait=True, waited=waited)).passed_over == 0
+    computes = admitted(admission.try_admit(prompt(2, 100)))
+    small: Wait | None = None
+    for _ in range(3):
+        assert isinstance(admission.try_admit(prompt(2, 200), wait=True, waited=waited), Computing)
+        small = waits(admission.try_admit(prompt(3, 4), waited=small))
+        assert small.reason == "turn", "it was passed over once, and still asks"
+    computes.commit()
+    first.release()
+    assert admitted(admission.try_admit(prompt(2, 200), wait=True, waited=waited)).num_cached == 100
+    admitted(admission.try_admit(prompt(3, 4), waited=small))
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_policy_decides_what_is_fetched(wants: bool) -> None:
+    class Policy:
+        def should_fetch(self, num_device_tokens: int, num_host_tokens: int, /) -> bool:
+            assert (num_device_tokens, num_host_tokens) == (0, 36)
+            return wants
+
+    pager = Pager(40, 4, num_host_blocks=40)
+    admission = Admission(pager)
+    first = pager.admit(prompt(1, 40))
+    first.commit()
+    first.release()
+    plan = pager.offload(40)
+    assert plan is not None
+    pager.start(plan)
+    pager.complete(plan)
+    pager.admit(prompt(2, 160)).release()
+    sequence = admitted(admission.try_admit(prompt(1, 40), max_tokens=4, wait=True, fetch=Policy()))
+    assert sequence.state == ("fetching" if wants else "running")
+    if wants:
+        assert isinstance(admission.try_admit(prompt(1, 40), wait=True, fetch=Policy()), Computing)
+        joined = admitted(admission.try_admit(prompt(1, 40), max_tokens=4, fetch=Policy()))
+        assert (joined.state, joined.fetch) == ("fetching", sequence.fetch)
+    assert pager.check() == []
+
+
 # ---- coming back -----------------------------------------------------------------------------------------------------
 
 
@@ -510,7 +584,8 @@ def test_bad_arguments_are_named_and_change_nothing() -> None:
         (ValueError, "expected_tokens is -3", {"expected_tokens": -3}),
         (TypeError, "kind must be a str", {"kind": b"x"}),
         (TypeError, "waited must be a Wait or None", {"waited": 3}),
-        (TypeError, "fetch must be a bool", {"fetch": 1}),
+        (TypeError, "wait must be a bool", {"wait": 1}),
+        (TypeError, "fetch must be a bool, or an object with the method should_fetch", {"fetch": 1}),
         (TypeError, "namespace must be bytes", {"namespace": "x"}),
     ]
     for kind, message, arguments in bad:

@@ -338,6 +338,7 @@ class Admission:
     def memory(self) -> int: ...
     @property
     def patience(self) -> int: ...
+    @overload
     def try_admit(
         self,
         prompt: Tokens,
@@ -346,10 +347,25 @@ class Admission:
         expected_tokens: SupportsIndex | None = None,
         kind: str = "",
         namespace: Namespace = b"",
-        fetch: bool = False,
+        wait: Literal[False] = False,
+        fetch: bool | FetchPolicy = False,
         fetch_min_tokens: SupportsIndex = 1,
         waited: Wait | None = None,
     ) -> Sequence | Wait | Never: ...
+    @overload
+    def try_admit(
+        self,
+        prompt: Tokens,
+        *,
+        max_tokens: SupportsIndex | None = None,
+        expected_tokens: SupportsIndex | None = None,
+        kind: str = "",
+        namespace: Namespace = b"",
+        wait: bool,
+        fetch: bool | FetchPolicy = False,
+        fetch_min_tokens: SupportsIndex = 1,
+        waited: Wait | None = None,
+    ) -> Sequence | Computing | Wait | Never: ...
     def try_resume(self, sequence: Sequence, *, waited: Wait | None = None) -> Sequence | Wait | Never: ...
     def try_swap_in(self, sequence: Sequence, *, waited: Wait | None = None) -> Plan | Wait | Never: ...
     def outlook(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]: ...

@@ -12,12 +12,10 @@ use pyo3::types::{PyString, PyType};
 
 use crate::arguments::{Given, wrong_type};
 use crate::errors::shown;
-use crate::namespace;
-use crate::pager::PyPager;
+use crate::pager::{PyPager, request, started_of, wished};
 use crate::plans::Made;
 use crate::sequence::PySequence;
 use crate::shared::Shared;
-use crate::tokens::Tokens;
 
 /// Decides who comes in, so that those who run do not run out of blocks later.
 ///
@@ -119,8 +117,8 @@ impl PyAdmission {
     ///     How many it will have, if that is known: taken at its word until the answer is longer.
     /// kind : str
     ///     Requests of one kind have answers of about one length; what is learned of them is kept apart. At most 64 kinds.
-    /// namespace, fetch, fetch_min_tokens
-    ///     As for `Pager.admit`.
+    /// namespace, wait, fetch, fetch_min_tokens
+    ///     As for `Pager.admit`. (`wait` is about another sequence's prefill: what would be computed twice.)
     /// waited : Wait, optional
     ///     What the same request was answered before. With it the controller sees to it that nobody who waits is passed over
     ///     more than `patience` times.
@@ -129,6 +127,9 @@ impl PyAdmission {
     /// -------
     /// Sequence
     ///     It is admitted.
+    /// Computing
+    ///     With `wait` only: another sequence is about to compute more of the prompt. Nothing has changed. Ask again after the
+    ///     next step, with the same `waited` as this time.
     /// Wait
     ///     Not now; nothing has changed. Ask again after the next step, or when something has ended. Others may be asked
     ///     about meanwhile.
@@ -146,10 +147,10 @@ impl PyAdmission {
     #[pyo3(
         signature = (
             prompt, *, max_tokens=None, expected_tokens=None, kind=Given::NOTHING, namespace=Given::NOTHING,
-            fetch=Given::NOTHING, fetch_min_tokens=Given::NOTHING, waited=None
+            wait=Given::NOTHING, fetch=Given::NOTHING, fetch_min_tokens=Given::NOTHING, waited=None
         ),
-        text_signature = "($self, prompt, *, max_tokens=None, expected_tokens=None, kind='', namespace=b'', fetch=False, \
-            fetch_min_tokens=1, waited=None)"
+        text_signature = "($self, prompt, *, max_tokens=None, expected_tokens=None, kind='', namespace=b'', wait=False, \
+            fetch=False, fetch_min_tokens=1, waited=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "options, by name")]
     fn try_admit<'py>(
@@ -160,6 +161,7 @@ impl PyAdmission {
         expected_tokens: Option<Given<'py>>,
         kind: Given<'py>,
         namespace: Given<'py>,
+        wait: Given<'py>,
         fetch: Given<'py>,
         fetch_min_tokens: Given<'py>,
         waited: Option<Bound<'py, PyAny>>,
@@ -173,16 +175,15 @@ impl PyAdmission {
                 expected_tokens: length(expected_tokens.as_ref(), "expected_tokens")?,
                 ticket: ticket(py, waited.as_ref())?,
             };
-            let namespace = namespace::encode(py, &namespace)?;
-            let (fetch, least) = (fetch.flag("fetch", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
-            Ok((Tokens::from_any(prompt)?, namespace, fetch.then_some(least), hint))
+            let request = request(py, prompt, &namespace, &Given::NOTHING)?;
+            Ok((wished(py, &self.shared, request, &wait, &fetch, &fetch_min_tokens)?, hint))
         };
-        let (tokens, namespace, fetch, hint) = self.shared.arguments(py, arguments())?;
+        let ((tokens, namespace, wish), hint) = self.shared.arguments(py, arguments())?;
         let verdict = self.shared.change_with(py, &tokens, |pager, tokens| {
-            pager.try_enter(self.generation, tokens, &namespace, fetch, hint)
+            pager.try_enter(self.generation, tokens, &namespace, wish, hint)
         })?;
         match verdict {
-            Verdict::In(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),
+            Verdict::In(started) => started_of(py, &self.shared, started),
             Verdict::Wait(wait) => wait_of(py, wait),
             Verdict::Never { needed, usable } => never_of(py, needed, usable),
         }

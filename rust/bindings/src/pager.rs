@@ -70,37 +70,6 @@ pub struct PyPager {
 }
 
 impl PyPager {
-    /// What an admission wishes.
-    fn wished(
-        &self,
-        py: Python<'_>,
-        request: (Tokens, Vec<u8>, bool),
-        wait: &Given<'_>,
-        fetch: &Given<'_>,
-        fetch_min_tokens: &Given<'_>,
-    ) -> PyResult<(Tokens, Vec<u8>, Wish)> {
-        let (tokens, namespace, pinned) = request;
-        let (wait, least) = (wait.flag("wait", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
-        let policy = match fetch.get() {
-            Some(policy) if !is_bool(policy)? => policy
-                .getattr_opt("should_fetch")?
-                .ok_or_else(|| wrong_type(policy, "fetch", "a bool, or an object with the method should_fetch"))
-                .map(Some)?,
-            _ => None,
-        };
-        let fetch = match policy {
-            Some(should_fetch) => {
-                let (on_device, on_host) = self.shared.read_with(py, &tokens, |pager, tokens| {
-                    let found = pager.find_prefix(tokens, &namespace)?.num_tokens;
-                    Ok((found, pager.num_host_tokens(tokens, &namespace, found)))
-                })?;
-                on_host > 0 && should_fetch.call1((on_device, on_host))?.is_truthy()?
-            }
-            None => fetch.flag("fetch", false)?,
-        };
-        Ok((tokens, namespace, Wish { pinned, wait, fetch: fetch.then_some(least) }))
-    }
-
     /// The pager and its lock.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
@@ -307,10 +276,11 @@ impl PyPager {
         fetch_min_tokens: Given<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let arguments = request(py, prompt, &namespace, &pin);
-        let arguments = arguments.and_then(|request| self.wished(py, request, &wait, &fetch, &fetch_min_tokens));
+        let arguments =
+            arguments.and_then(|request| wished(py, &self.shared, request, &wait, &fetch, &fetch_min_tokens));
         let (tokens, namespace, wish) = self.shared.arguments(py, arguments)?;
         let started = self.shared.change_with(py, &tokens, |pager, tokens| pager.admit_as(tokens, &namespace, wish))?;
-        self.started(py, started)
+        started_of(py, &self.shared, started)
     }
 
     /// As `admit`, but None where that raises OutOfBlocks. A prompt that can never fit still raises NeverFits:
@@ -334,12 +304,13 @@ impl PyPager {
         fetch_min_tokens: Given<'py>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let arguments = request(py, prompt, &namespace, &pin);
-        let arguments = arguments.and_then(|request| self.wished(py, request, &wait, &fetch, &fetch_min_tokens));
+        let arguments =
+            arguments.and_then(|request| wished(py, &self.shared, request, &wait, &fetch, &fetch_min_tokens));
         let (tokens, namespace, wish) = self.shared.arguments(py, arguments)?;
         let started = self
             .shared
             .change_with(py, &tokens, |pager, tokens| none_if_full(pager.admit_as(tokens, &namespace, wish)))?;
-        started.map(|started| self.started(py, started)).transpose()
+        started.map(|started| started_of(py, &self.shared, started)).transpose()
     }
 
     /// Would the same `admit` succeed, if nothing happens in between? Changes nothing, counts nothing. False also for
@@ -915,13 +886,6 @@ impl PyPager {
         })
     }
 
-    fn started<'py>(&self, py: Python<'py>, started: Admitted) -> PyResult<Bound<'py, PyAny>> {
-        match started {
-            Admitted::Sequence(handle) => Ok(Bound::new(py, PySequence::new(&self.shared, handle))?.into_any()),
-            Admitted::Computing(computing) => computing_of(py, computing),
-        }
-    }
-
     pub fn panic_for_tests(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.change(py, |_| panic!("kvpager: a panic that a test asked for"))
     }
@@ -932,7 +896,7 @@ impl PyPager {
 }
 
 /// What a call says of a prompt: its tokens, its namespace, and whether it is only held.
-fn request(
+pub(crate) fn request(
     py: Python<'_>,
     tokens: &Bound<'_, PyAny>,
     namespace: &Given<'_>,
@@ -941,6 +905,45 @@ fn request(
     let namespace = namespace::encode(py, namespace)?;
     let pin = pin.flag("pin", false)?;
     Ok((Tokens::from_any(tokens)?, namespace, pin))
+}
+
+/// What an admission wishes.
+pub(crate) fn wished(
+    py: Python<'_>,
+    shared: &Shared,
+    request: (Tokens, Vec<u8>, bool),
+    wait: &Given<'_>,
+    fetch: &Given<'_>,
+    fetch_min_tokens: &Given<'_>,
+) -> PyResult<(Tokens, Vec<u8>, Wish)> {
+    let (tokens, namespace, pinned) = request;
+    let (wait, least) = (wait.flag("wait", false)?, fetch_min_tokens.count("fetch_min_tokens", 1)?);
+    let policy = match fetch.get() {
+        Some(policy) if !is_bool(policy)? => policy
+            .getattr_opt("should_fetch")?
+            .ok_or_else(|| wrong_type(policy, "fetch", "a bool, or an object with the method should_fetch"))
+            .map(Some)?,
+        _ => None,
+    };
+    let fetch = match policy {
+        Some(should_fetch) => {
+            let (on_device, on_host) = shared.read_with(py, &tokens, |pager, tokens| {
+                let found = pager.find_prefix(tokens, &namespace)?.num_tokens;
+                Ok((found, pager.num_host_tokens(tokens, &namespace, found)))
+            })?;
+            on_host > 0 && should_fetch.call1((on_device, on_host))?.is_truthy()?
+        }
+        None => fetch.flag("fetch", false)?,
+    };
+    Ok((tokens, namespace, Wish { pinned, wait, fetch: fetch.then_some(least) }))
+}
+
+/// What an admission came to.
+pub(crate) fn started_of<'py>(py: Python<'py>, shared: &Arc<Shared>, started: Admitted) -> PyResult<Bound<'py, PyAny>> {
+    match started {
+        Admitted::Sequence(handle) => Ok(Bound::new(py, PySequence::new(shared, handle))?.into_any()),
+        Admitted::Computing(computing) => computing_of(py, computing),
+    }
 }
 
 fn random_seed(py: Python<'_>) -> PyResult<u64> {

@@ -51,7 +51,7 @@ impl Pager {
         Ok(generation)
     }
 
-    /// Admits a prompt if it fits and those who run are not expected to run out of blocks.
+    /// Admits a prompt if it fits and those who run are not expected to run out of blocks. (It is never pinned.)
     ///
     /// # Errors
     /// As `admit`, but for what a verdict says; `Value` if another controller has taken over.
@@ -60,13 +60,15 @@ impl Pager {
         generation: u64,
         tokens: &[Token],
         namespace: &[u8],
-        fetch: Option<usize>,
+        wish: Wish,
         hint: Hint<'_>,
-    ) -> Result<Verdict<Handle>> {
+    ) -> Result<Verdict<Admitted>> {
         let plan = self.plan(tokens, namespace);
         let (found, refused) = match &plan {
             Ok(admission) => (admission.found, None),
-            Err(Error::OutOfBlocks { needed, free, evictable, .. }) => (None, Some((*needed, free + evictable))),
+            Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
+                (self.find(tokens, namespace), Some((*needed, free + evictable)))
+            }
             Err(Error::NeverFits { needed, usable, .. }) => {
                 let (needed, usable) = (*needed, *usable);
                 self.checked_control(generation)?;
@@ -82,33 +84,38 @@ impl Pager {
             Ok(kind) => kind,
             Err(error) => return check_tokens(tokens, 0).and(Err(error)),
         };
+        if wish.wait
+            && let Some(computing) = found.and_then(|found| self.computing_behind(found, tokens))
+        {
+            check_tokens(tokens, 0)?;
+            // It keeps its place among those that wait.
+            self.checked_control(generation)?.turns.ask(hint.ticket);
+            return Ok(Verdict::In(Admitted::Computing(computing)));
+        }
         let life = Life { kind, prompt: tokens.len() as u32, most: hint.max_tokens, expected: hint.expected_tokens };
         let one = life.member(tokens.len() as u32, blocks as u32, shared as u32, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, hint.ticket, refused) {
             check_tokens(tokens, 0)?;
             return Ok(self.wait(wait, hint.ticket));
         }
-        let entered = match (plan, fetch) {
-            (Ok(admission), None) => self.begin(tokens, namespace, false, &admission),
-            _ => self.admit_as(tokens, namespace, Wish { pinned: false, wait: false, fetch }).map(|admitted| {
-                match admitted {
-                    Admitted::Sequence(handle) => handle,
-                    Admitted::Computing(_) => unreachable!("it was not to wait"),
-                }
-            }),
+        let entered = match (plan, wish.fetch) {
+            (Ok(admission), None) => self.begin(tokens, namespace, false, &admission).map(Admitted::Sequence),
+            _ => self.admit_as(tokens, namespace, Wish { pinned: false, wait: false, ..wish }),
         };
-        let handle = match entered {
-            Ok(handle) => handle,
+        let admitted = match entered {
+            Ok(admitted) => admitted,
             Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
                 return Ok(self.wait((Reason::Blocks, needed, free + evictable), hint.ticket));
             }
             Err(error) => return Err(error),
         };
-        if let Some(sequence) = self.sequences.get_mut(handle) {
+        if let Admitted::Sequence(handle) = admitted
+            && let Some(sequence) = self.sequences.get_mut(handle)
+        {
             sequence.life = life;
         }
         self.entered(&one, shared > 0, hint.ticket);
-        Ok(Verdict::In(handle))
+        Ok(Verdict::In(admitted))
     }
 
     /// Admits a preempted or swapped sequence again, under the same rules.
