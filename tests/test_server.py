@@ -289,7 +289,8 @@ class TestApi:
         """Six answers of 17 blocks at once in a pool of 40: they are swapped, and what was evicted is fetched."""
         questions = [[{"role": "user", "content": f"Question {number}: " + "why? " * 30}] for number in range(6)]
         ample = [noise.text(question, max_tokens=64) for question in questions]
-        scheduler = Scheduler(Llama.random(0, context=2048), EndlessTokenizer(), 40, 16, host_blocks=200)
+        limits = Limits(risk=1.0)
+        scheduler = Scheduler(Llama.random(0, context=2048), EndlessTokenizer(), 40, 16, limits, host_blocks=200)
         with serving(scheduler) as server, concurrent.futures.ThreadPoolExecutor(6) as threads:
             assert list(threads.map(lambda question: server.text(question, max_tokens=64), questions)) == ample
             server.wait_until_idle()

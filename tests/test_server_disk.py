@@ -53,7 +53,7 @@ def test_what_was_answered_is_there_too(tmp_path):
 def test_many_at_once_after_a_restart(tmp_path):
     prompts = [[*PROMPT[:32], *some(each, 9)] for each in range(6)]
     serve(tmp_path, *prompts)
-    scheduler = a_scheduler(40, host_blocks=64, disk=tmp_path, max_seqs=4, watermark=0.0)
+    scheduler = a_scheduler(40, host_blocks=64, disk=tmp_path, max_seqs=4, risk=1.0)
     asked = [ask(scheduler, prompt, 20, temperature=each % 2, seed=each) for each, prompt in enumerate(prompts)]
     drive(scheduler)
     assert min(finish(scheduler, asked)) >= 32

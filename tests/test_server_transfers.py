@@ -11,7 +11,7 @@ from server_support import a_history, a_scheduler, ask, drive, some
 from examples.server.requests import Failed
 from kvpager.testing import FakeMover
 
-PRESSED = {"max_seqs": 4, "watermark": 0.0, "prefill_budget": 16}
+PRESSED = {"max_seqs": 4, "risk": 1.0, "prefill_budget": 16}
 """Six answers of 50 tokens, four at a time, need some 52 blocks: in 20 they make room for each other."""
 
 
@@ -50,6 +50,7 @@ def test_who_makes_room_is_swapped_and_nothing_is_computed_twice(make_mover):
     asked = six(scheduler)
     stats = finish(scheduler, asked)
     assert stats.swap_outs == stats.swap_ins > 0
+    assert scheduler.pager.preemptions()[0].reason.endswith("to the host for less than computing it again")
     if make_mover is None and stats.preemptions:
         return  # A thread copies: on a busy machine it may not have done so when nobody else can go on.
     assert (stats.preemptions, stats.recomputed_tokens) == (0, 0)
@@ -170,6 +171,11 @@ def test_every_answer_is_what_it_is_alone_whatever_moves(num_blocks, host_blocks
     rng = random.Random(f"{seed} {num_blocks} {host_blocks}")
     faults = {"fail": rng.choice([0, 0.2]), "never": rng.choice([0, 0.02]), "late": rng.choice([0, 3])}
     make_mover = a_mover(rng.randrange(2**32), pace=rng.choice([1, 4, 20]), **faults)
-    limits = {"max_seqs": rng.choice([3, 5]), "prefill_budget": rng.choice([3, 8, 64]), "watermark": 0.0}
+    limits = {"max_seqs": rng.choice([3, 5]), "prefill_budget": rng.choice([3, 8, 64]), "risk": 1.0}
     scheduler = a_scheduler(num_blocks, host_blocks=host_blocks, make_mover=make_mover, deadline_s=200, **limits)
     finish(scheduler, a_history(with_clock(scheduler), rng, 25, max_tokens=20))
+
+
+def test_nobody_waits_for_the_end_of_who_has_no_share_in_the_step():
+    """Two rows that found no block had the whole prefill budget; the third would end soon, and all three waited for it."""
+    test_every_answer_is_what_it_is_alone_whatever_moves(12, 96, 2591184257)

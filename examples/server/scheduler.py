@@ -46,12 +46,14 @@ class Limits:
     max_seqs: int = 8
     prefill_budget: int = 128
     max_waiting: int = 256
-    # Steps in which rows that find no block sit out, in the hope that another sequence ends, before one is preempted.
-    patience: int = 4
-    watermark: float = 0.02
+    # The probability of running out of blocks that admission takes. Requests that are passed over in a step, at most.
+    risk: float = 0.05
+    scan: int = 8
     # Of the host tier: how long a copy may take, and cold blocks that are copied at a time.
     deadline_s: float = 10.0
     offload_blocks: int = 16
+    # Of bringing a victim back, in seconds, measured for SmolLM2 on one core. For GPUs: `CostModel.recovery_cost`.
+    cost: kvpager.RecoveryCost = kvpager.RecoveryCost(0.02, block=0.00012, row_step=0.02)  # noqa: RUF009 - immutable
 
 
 @dataclass
@@ -81,7 +83,6 @@ class Scheduler:
         self.pager = kvpager.Pager(
             num_blocks,
             block_size,
-            watermark=self.limits.watermark,
             identity=model.identity() if disk else model.name.encode(),
             num_host_blocks=host_blocks,
         )
@@ -91,6 +92,7 @@ class Scheduler:
             raise ValueError(f"a prefill budget of {self.limits.prefill_budget} computes no prompt: it takes 1 or more")
         if self.max_len < 1:
             raise ValueError(f"a pool of {num_blocks} block serves nothing: it takes 2 or more")
+        self.admission = kvpager.Admission(self.pager, risk=self.limits.risk)
         self.batch = self.pager.batch(
             self.limits.max_seqs,
             -(-self.max_len // block_size),
@@ -117,7 +119,7 @@ class Scheduler:
         self.counters = Counters()
         self.pressure = kvpager.Pressure(self.pager)
         self.reading = self.pressure.read()  # the newest, for who looks at the server
-        self._steps_waited = 0
+        self._is_short = False  # the last step did not fit: nobody else comes in
         self._wake = threading.Condition()
         self._inbox = _Inbox()
         # A daemon, because a second Ctrl-C waits for nothing.
@@ -258,7 +260,7 @@ class Scheduler:
                 continue
             del self.moving[sample]
             if before == "swapping_out" and seq.state == "running":
-                seq.preempt()  # the copy failed, but the room is wanted
+                seq.preempt(reason="its copy to the host failed")  # but the room is wanted
             sample.is_lost = before == "swapping_in" and seq.state != "running"
             if seq.state != "running":
                 self._put(sample, self.preempted)
@@ -269,93 +271,118 @@ class Scheduler:
                 request.num_cached = seq.num_cached
 
     def _admit(self) -> None:
-        """Whoever made room comes back first, then who waits, in order, while there is room."""
-        if self._steps_waited:
+        """Whoever made room comes back first, then who waits, in order. Who finds no blocks may be passed over, as long
+        as the controller's patience lasts; who finds no row may not.
+        """
+        if self._is_short:
             return
-        while self.preempted:
-            if not self._bring_back(self.preempted[0]):
-                return
-            del self.preempted[0]
-        if "swapping_out" in self.moving.values():
-            return
+        for sample in list(self.preempted):
+            self._bring_back(sample)
         # Those samples of a request that are still to be forked have their rows reserved.
         rows = sum(1 if each.request.is_forked else each.request.n for each in self._samples())
-        rows_left = self.limits.max_seqs - rows
+        passed_over = 0
         for request in list(self.waiting):
-            if request.n > rows_left:
+            if rows + request.n > self.limits.max_seqs or passed_over > self.limits.scan:
                 return
             if request.loading and not request.loading.done:
                 continue  # the disk is asked meanwhile
-            seq = self.pager.try_admit(
-                request.prompt, namespace=request.namespace, wait=True, fetch=self.transfers.is_open
-            )
-            if isinstance(seq, kvpager.Computing):
-                continue  # a running prefill is about to compute more of this prompt: it will be a hit
-            if seq is None:
-                return
-            self.waiting.remove(request)
-            rows_left -= request.n
-            request.num_cached = seq.num_cached
-            sample = Sample(request, 0, seq, AnswerText(self.tokenizer.decoder(), request.stop))
-            if seq.state == "fetching":
-                self.transfers.fetch(seq)
-                self.moving[sample] = seq.state
+            if self._let_in(request):
+                rows += request.n
             else:
-                self._enter(sample)
+                passed_over += request.waited is not None
 
-    def _bring_back(self, sample: Sample) -> bool:
-        """False if there is no room."""
-        is_on_host = sample.seq.state == "swapped" and self.transfers.is_open and not sample.is_lost
-        if is_on_host and self.transfers.swap_in(sample.seq):
-            self.moving[sample] = sample.seq.state
-            return True
-        if is_on_host or sample.seq.try_resume() is None:
+    def _let_in(self, request: Request) -> bool:
+        answer = self.admission.try_admit(
+            request.prompt,
+            max_tokens=request.max_tokens,
+            namespace=request.namespace,
+            wait=True,
+            fetch=self.transfers.is_open,
+            waited=request.waited,
+        )
+        if isinstance(answer, kvpager.Computing):
+            return False  # a running prefill is about to compute more of this prompt: it will be a hit
+        assert not isinstance(answer, kvpager.Never)  # `submit` refuses what is larger than the pool
+        if isinstance(answer, kvpager.Wait):
+            request.waited = answer
             return False
-        self._enter(sample)
+        self.waiting.remove(request)
+        request.num_cached = answer.num_cached
+        self._enter(Sample(request, 0, answer, AnswerText(self.tokenizer.decoder(), request.stop)), answer.fetch)
         return True
 
-    def _enter(self, sample: Sample) -> None:
-        self.batch.add(sample.seq)
-        self._put(sample, self.running)
+    def _bring_back(self, sample: Sample) -> None:
+        is_on_host = sample.seq.state == "swapped" and self.transfers.is_open and not sample.is_lost
+        back = self.admission.try_swap_in if is_on_host else self.admission.try_resume
+        answer = back(sample.seq, waited=sample.waited)
+        assert not isinstance(answer, kvpager.Never)
+        sample.waited = answer if isinstance(answer, kvpager.Wait) else None
+        if sample.waited is None:
+            self.preempted.remove(sample)
+            self._enter(sample, answer if isinstance(answer, kvpager.Plan) else None)
+
+    def _enter(self, sample: Sample, plan: kvpager.Plan | None = None) -> None:
+        """It runs, when the copy that it needs has ended."""
+        if plan is not None:
+            self._move(sample, plan)
+        else:
+            self.batch.add(sample.seq)
+            self._put(sample, self.running)
+
+    def _move(self, sample: Sample, plan: kvpager.Plan) -> None:
+        self.transfers.begin(plan)
+        self.moving[sample] = sample.seq.state
 
     def _put(self, sample: Sample, samples: list[Sample]) -> None:
         samples.append(sample)
         samples.sort(key=lambda sample: sample.age)
 
     def _plan(self) -> tuple[kvpager.Step, list[tuple[int, Sample]]] | None:
-        """The step that fits, and of which rows it computes all that is missing: these get their next token.
-
-        Rows that find no block sit out for a while; then the youngest sample makes room.
-        """
+        """The step that fits, and of which rows it computes all that is missing: these get their next token."""
+        self._is_short = False
         while self.running:
             self.batch.condense()  # no empty rows below the last
             samples = sorted(self.running, key=lambda sample: self.batch.row_of(sample.seq) or 0)
             counts = self._counts(samples)
             try:
-                planned = self._step(samples, counts)
-                self._steps_waited = 0
-                return planned
+                return self._step(samples, counts)
             except kvpager.OutOfBlocks as error:
-                left_out = list(error.rows)
-            counts[left_out] = 0
-            youngest = max((*self.running, *self.moving), key=lambda sample: sample.age)
-            # Who moves makes room already, or cannot yet.
-            if youngest in self.moving or (counts.any() and self._steps_waited < self.limits.patience):
-                self._steps_waited += 1
-                self.counters.rows_left_out += len(left_out)
+                refused, self._is_short = error, True
+            victim = self._victim(samples, counts, refused)
+            if victim is None:
+                counts[list(refused.rows)] = 0
+                self.counters.rows_left_out += len(refused.rows)
                 return self._step(samples, counts) if counts.any() else None
-            self._make_room(youngest)
-        self._steps_waited = 0
+            self._make_room(next(each for each in samples if each.seq is victim.sequence), victim)
         return None
 
-    def _make_room(self, sample: Sample) -> None:
-        """Swaps a sample out, if others go on meanwhile and the host has room; else gives its blocks back at once."""
+    def _victim(
+        self, samples: list[Sample], counts: NDArray[np.int32], refused: kvpager.OutOfBlocks
+    ) -> kvpager.Victim | None:
+        """Who makes room, and how. None: the rows without a block sit out, as others end soon or room is on its way."""
+        if "swapping_out" in self.moving.values():
+            return None
+        try:
+            # One at a time: when it has gone, less is needed. (Samples that share a block may need more than there is.)
+            first, *_ = self.pager.choose_victims(
+                min(refused.needed, refused.total),
+                candidates=[each.seq for each in samples],
+                cost=self.limits.cost if self.transfers.is_open else None,
+                keep=0,  # alone in the pool, a sequence may hold blocks twice: computed again, it holds each once
+                left_out=refused.rows,
+                # Who has no share in the step gets no nearer to its end.
+                finishing=[each.num_left if count else None for each, count in zip(samples, counts, strict=True)],
+            )
+        except kvpager.OutOfBlocks:
+            return None  # the rest is held by what moves
+        return None if first.action == "stall" else first
+
+    def _make_room(self, sample: Sample, victim: kvpager.Victim) -> None:
         self.running.remove(sample)
-        reason = "the youngest: a step did not fit"
-        if self.running and self.transfers.swap_out(sample.seq, reason):
-            self.moving[sample] = sample.seq.state
+        if victim.action == "swap" and (self.running or self.moving):  # else it finds again what it gives back
+            self._move(sample, sample.seq.swap_out(reason=victim.reason, cost=victim.cost))
         else:
-            sample.seq.preempt(reason=reason)  # its KV may stay cached; resume finds what is left of it
+            sample.seq.preempt(reason=victim.reason, cost=victim.cost)
             self._put(sample, self.preempted)
 
     def _step(self, samples: list[Sample], counts: NDArray[np.int32]) -> tuple[kvpager.Step, list[tuple[int, Sample]]]:

@@ -2,7 +2,7 @@
 
 The pager plans, a mover copies, and the pager is told how it ended:
 
-    planned ── _begin ──> under way ── the mover reports ──────> complete, or fail: undone, as if never planned
+    planned ── begin ───> under way ── the mover reports ──────> complete, or fail: undone, as if never planned
                              │
                              └──────── the deadline passes ────> abandon: undone, too, but the blocks that are being
                                                                  written stay in quarantine until the mover reports
@@ -73,26 +73,18 @@ class Transfers:
 
     # What can be moved
 
-    def swap_out(self, seq: kvpager.Sequence, reason: str = "") -> bool:
-        """False if the host has no room. Else the sequence's blocks are free when the plan has ended."""
-        try:
-            return self.is_open and self._begin(seq.swap_out(reason=reason))
-        except (kvpager.OutOfBlocks, kvpager.NeverFits):
-            return False
-
-    def swap_in(self, seq: kvpager.Sequence) -> bool:
-        """False if the device has no room. Else the sequence runs when the plan has ended."""
-        return self.is_open and self._begin(seq.try_swap_in())
-
-    def fetch(self, seq: kvpager.Sequence) -> None:
-        """Begins the fetch that an admission planned, unless it joined one that is under way."""
-        self._begin(seq.fetch)
+    def begin(self, plan: kvpager.Plan) -> None:
+        if self.mover is not None and self.pager.start(plan, self.clock_ms()):  # else somebody waits for it already
+            self.mover.submit(plan)
+            self.counters.transfers += 1
 
     def offload(self) -> None:
         """Copies the coldest cached blocks that the host has not, a few at a time: evicted, they can come back."""
         is_paused = self.clock_ms() < self.pause_ends_ms
         if self.is_open and not is_paused and not self._is_under_way("offload"):
-            self._begin(self.pager.offload(self.offload_blocks))
+            plan = self.pager.offload(self.offload_blocks)
+            if plan is not None:
+                self.begin(plan)
 
     def save(self) -> None:
         """Saves the host's coldest blocks that the disk has not, a few at a time."""
@@ -115,14 +107,6 @@ class Transfers:
 
     def _is_under_way(self, kind: str) -> bool:
         return any(each.plan.kind == kind for each in self.pager.plans())
-
-    def _begin(self, plan: kvpager.Plan | None) -> bool:
-        if plan is None or self.mover is None:
-            return False
-        if self.pager.start(plan, self.clock_ms()):  # else an admission has joined a fetch that is under way
-            self.mover.submit(plan)
-            self.counters.transfers += 1
-        return True
 
     # How it ends
 
