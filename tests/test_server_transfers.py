@@ -177,5 +177,5 @@ def test_every_answer_is_what_it_is_alone_whatever_moves(num_blocks, host_blocks
 
 
 def test_nobody_waits_for_the_end_of_who_has_no_share_in_the_step():
-    """Two rows that found no block had the whole prefill budget; the third would end soon, and all three waited for it."""
+    """Two rows that found no block had the whole prefill budget, and waited for the end of a third without any."""
     test_every_answer_is_what_it_is_alone_whatever_moves(12, 96, 2591184257)
