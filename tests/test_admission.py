@@ -403,8 +403,11 @@ def test_who_gives_up_keeps_nobody_out() -> None:
     gone = waits(admission.try_admit(prompt(2, 360), expected_tokens=90, waited=gone))
     small = waits(admission.try_admit(prompt(3, 8), expected_tokens=9))
     assert (small.reason, small.short) == ("turn", 0)
-    small = waits(admission.try_admit(prompt(3, 8), expected_tokens=9, waited=small))
-    admitted(admission.try_admit(prompt(3, 8), expected_tokens=9, waited=small))
+    asked = 0
+    while isinstance(answer := admission.try_admit(prompt(3, 8), expected_tokens=9, waited=small), Wait):
+        small, asked = answer, asked + 1
+        assert asked < 10
+    admitted(answer)
 
 
 # ---- what is computed or fetched meanwhile ---------------------------------------------------------------------------

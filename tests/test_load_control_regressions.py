@@ -158,3 +158,34 @@ def test_a9_a_policy_that_answers_nonsense_is_named(policy: Any, message: str) -
     load = SCENARIOS["thrash"](0, 60)
     with pytest.raises(SimulationError, match=message):
         Engine(load, EngineConfig(num_blocks=400), SPEED, policy, policy).run()
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a10_who_is_asked_about_less_often_than_others_does_not_starve(every: int) -> None:
+    """Two questions about another in between ended its turn: a stream of small requests passed it for ever."""
+    pager = Pager(100, 4)
+    admission = Admission(pager, patience=5)
+    running = [admitted(admission.try_admit([n] * 20, expected_tokens=20)) for n in range(9)]
+    large: Wait | None = None
+    small: Wait | None = None
+    came = 0
+    for number in range(200):
+        if number % every == 0:
+            answer = admission.try_admit([1] * 320, expected_tokens=8, waited=large)
+            if isinstance(answer, Sequence):
+                running.append(answer)
+                break
+            assert isinstance(answer, Wait)
+            large = answer
+        other = admission.try_admit([100 + number] * 20, expected_tokens=20, waited=small)
+        small = other if isinstance(other, Wait) else None
+        if isinstance(other, Sequence):
+            came += 1
+            running.append(other)
+        if len(running) > 8 or number % 4 == 0:
+            running.pop(0).release()
+    else:
+        raise AssertionError(f"it starved: {came} came in before it")
+    assert came <= 5 + every
+    for sequence in running:
+        sequence.release()

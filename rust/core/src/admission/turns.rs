@@ -1,8 +1,16 @@
 //! Who may not be passed over any more.
 //!
 //! A caller may go on to the next request when one does not fit. Each admission passes over those who asked before and
-//! still wait. Who was passed over too often keeps those behind it out, until it comes in or is asked about no more:
-//! once somebody who waits has been asked about twice and it has not been in between, its caller has given it up.
+//! still wait. Who was passed over too often keeps those behind it out, until it comes in or is asked about no more.
+//!
+//! Whether it is asked about is seen in rounds: one ends when somebody is asked about a second time in it. So a scheduler
+//! that goes through its queue has one a step, and callers that each ask for themselves have those of the one who asks most
+//! often. Who is not asked about for some rounds has been given up.
+
+/// Rounds in which one who waits may not be asked about.
+const ROUNDS: u64 = 8;
+/// Those whose turns are watched, at most: the first in order. Who is behind them will be among them.
+const WAITERS_MAX: usize = 4096;
 
 /// A request that waits, and has come back to ask again.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +18,7 @@ struct Waiter {
     ticket: u64,
     passed_over: u32,
     asked: u64,
+    round: u64,
 }
 
 /// All that wait, in the order in which they first asked.
@@ -19,13 +28,14 @@ pub struct Turns {
     patience: u32,
     next_ticket: u64,
     asked: u64,
+    round: u64,
 }
 
 impl Turns {
     /// Nobody waits. One is passed over `patience` times at most.
     #[must_use]
     pub const fn new(patience: u32) -> Self {
-        Self { waiters: Vec::new(), patience, next_ticket: 0, asked: 0 }
+        Self { waiters: Vec::new(), patience, next_ticket: 0, asked: 0, round: 0 }
     }
 
     /// A number for one who waits for the first time.
@@ -44,18 +54,25 @@ impl Turns {
     pub fn ask(&mut self, ticket: Option<u64>) -> bool {
         self.asked += 1;
         let ticket = ticket.filter(|&ticket| ticket < self.next_ticket);
-        let mut before = 0;
         if let Some(ticket) = ticket {
             match self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket) {
-                Ok(at) => before = std::mem::replace(&mut self.waiters[at].asked, self.asked),
-                Err(at) => self.waiters.insert(at, Waiter { ticket, passed_over: 0, asked: self.asked }),
+                Ok(at) => {
+                    let waiter = &mut self.waiters[at];
+                    self.round += u64::from(waiter.round == self.round);
+                    (waiter.asked, waiter.round) = (self.asked, self.round);
+                }
+                Err(at) => {
+                    let (asked, round) = (self.asked, self.round);
+                    self.waiters.insert(at, Waiter { ticket, passed_over: 0, asked, round });
+                    self.waiters.truncate(WAITERS_MAX);
+                }
             }
         }
-        // A caller asks about each request once before it asks about one again. One who never comes back with his
-        // ticket tells nothing of that, so there is a limit in calls, too.
-        let stale = self.asked.saturating_sub(1024.max(8 * self.waiters.len() as u64));
-        let oldest = before.max(stale);
-        self.waiters.retain(|waiter| waiter.asked >= oldest || waiter.passed_over < self.patience);
+        // One who never comes back with his ticket ends no round, so there is a limit in calls, too.
+        let stale = self.stale();
+        let (round, patience) = (self.round, self.patience);
+        let is_asked = |waiter: &Waiter| waiter.asked >= stale && round - waiter.round <= ROUNDS;
+        self.waiters.retain(|waiter| is_asked(waiter) || waiter.passed_over < patience);
         let ahead = self.ahead_of(ticket);
         !self.waiters[..ahead].iter().any(|waiter| waiter.passed_over >= self.patience)
     }
@@ -70,8 +87,13 @@ impl Turns {
             self.waiters.remove(at);
         }
         // Those who asked last before the others have asked many times over have gone.
-        let stale = self.asked.saturating_sub(1024.max(8 * self.waiters.len() as u64));
+        let stale = self.stale();
         self.waiters.retain(|waiter| waiter.asked >= stale);
+    }
+
+    const fn stale(&self) -> u64 {
+        let many = 8 * self.waiters.len() as u64;
+        self.asked.saturating_sub(if many > 1024 { many } else { 1024 })
     }
 
     fn ahead_of(&self, ticket: Option<u64>) -> usize {
@@ -110,8 +132,42 @@ mod tests {
         let (gone, there) = (turns.ticket(), turns.ticket());
         assert!(turns.ask(Some(gone)));
         turns.enter(None);
-        assert!(!turns.ask(Some(there)), "perhaps it is only not its turn yet");
-        assert!(turns.ask(Some(there)), "asked twice, and the other not in between");
+        for _ in 0..=ROUNDS {
+            assert!(!turns.ask(Some(there)), "perhaps it is only asked about less often");
+        }
+        assert!(turns.ask(Some(there)));
+    }
+
+    #[test]
+    fn who_is_asked_about_less_often_keeps_his_turn() {
+        let mut turns = Turns::new(3);
+        let large = turns.ticket();
+        let mut came = 0;
+        for _ in 0..100 {
+            assert!(turns.ask(Some(large)));
+            let small = turns.ticket();
+            for _ in 0..ROUNDS {
+                if turns.ask(Some(small)) {
+                    turns.enter(Some(small));
+                    came += 1;
+                    break;
+                }
+            }
+        }
+        assert_eq!((came, turns.passed_over(large)), (3, 3));
+    }
+
+    #[test]
+    fn those_who_come_back_once_and_never_again_take_bounded_room() {
+        let mut turns = Turns::new(1);
+        for _ in 0..3 * WAITERS_MAX {
+            turns.ask(None);
+            let ticket = turns.ticket();
+            turns.ask(Some(ticket));
+        }
+        assert_eq!(turns.waiters.len(), WAITERS_MAX);
+        turns.enter(None);
+        assert!((0..20 * WAITERS_MAX).any(|_| turns.ask(None)));
     }
 
     #[test]
