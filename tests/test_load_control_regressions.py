@@ -189,3 +189,55 @@ def test_a10_who_is_asked_about_less_often_than_others_does_not_starve(every: in
     assert came <= 5 + every
     for sequence in running:
         sequence.release()
+
+
+def test_a11_a_kind_is_a_short_name() -> None:
+    """Names of any length were remembered, 64 of them, and came back whole in errors."""
+    admission = Admission(Pager(10, 4))
+    admitted(admission.try_admit([1], kind="\u00fc" * 200)).release()
+    for call in (
+        lambda: admission.try_admit([1], kind="x" * 201),
+        lambda: admission.survival(np.array([1]), "x" * 201),
+    ):
+        with pytest.raises(ValueError, match="kind has 201 characters; it must have 200 at most"):
+            call()
+
+
+def test_a12_at_a_risk_of_zero_blocks_that_others_hold_count_once() -> None:
+    """A second request behind a held prefix had to wait for the room of the prefix once more."""
+    pager = Pager(100, 4)
+    admission = Admission(pager, risk=0.0)
+    first = admitted(admission.try_admit([1] * 240, max_tokens=9))
+    first.commit()
+    second = admitted(admission.try_admit([1] * 240, max_tokens=140))
+    # 61 blocks are held, 35 are promised to the second and 2 to the first.
+    assert not admission.try_admit([2] * 9, max_tokens=1)
+    third = admitted(admission.try_admit([2] * 8, max_tokens=1))
+    second.release()
+    for sequence in (first, third):
+        sequence.release()
+
+
+def test_a13_at_a_risk_of_zero_an_expectation_that_was_outlived_is_no_limit() -> None:
+    """Who got longer than was expected of him was taken to need nothing more, and his room was given away."""
+    pager = Pager(20, 4)
+    admission = Admission(pager, risk=0.0)
+    with admitted(admission.try_admit([1] * 40, expected_tokens=8)) as first:
+        first.extend([3] * 8)
+        admitted(admission.try_admit([2] * 4, max_tokens=1)).release()
+        first.append(3)
+        assert not admission.try_admit([2] * 4, max_tokens=1)
+
+
+def test_a14_who_comes_back_shares_what_others_hold() -> None:
+    """A preempted sequence whose prefix somebody else held was taken to need all of it anew, and waited."""
+    pager = Pager(100, 4)
+    admission = Admission(pager)
+    first = admitted(admission.try_admit([1] * 240, max_tokens=2))
+    first.commit()
+    second = admitted(admission.try_admit([1] * 244, max_tokens=2))
+    second.commit()
+    first.preempt()
+    assert admission.try_resume(first) is first
+    for sequence in (first, second):
+        sequence.release()

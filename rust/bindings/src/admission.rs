@@ -17,6 +17,9 @@ use crate::plans::Made;
 use crate::sequence::PySequence;
 use crate::shared::Shared;
 
+/// Characters that the name of a kind may have.
+const KIND_CHARS_MAX: usize = 200;
+
 /// Decides who comes in, so that those who run do not run out of blocks later.
 ///
 /// It projects what the pool will hold while those who run get longer and end, and admits a request if the
@@ -116,7 +119,8 @@ impl PyAdmission {
     /// expected_tokens : int, optional
     ///     How many it will have, if that is known: taken at its word until the answer is longer.
     /// kind : str
-    ///     Requests of one kind have answers of about one length; what is learned of them is kept apart. At most 64 kinds.
+    ///     Requests of one kind have answers of about one length; what is learned of them is kept apart. At most 64 kinds, of
+    ///     200 characters at most.
     /// namespace, wait, fetch, fetch_min_tokens
     ///     As for `Pager.admit`. (`wait` is about another sequence's prefill: what would be computed twice.)
     /// waited : Wait, optional
@@ -170,7 +174,7 @@ impl PyAdmission {
         let arguments = || {
             let Ok(kind) = kind.cast::<PyString>() else { return Err(wrong_type(&kind, "kind", "a str")) };
             let hint = Hint {
-                kind: kind.to_str()?,
+                kind: kind_name(kind)?,
                 max_tokens: length(max_tokens.as_ref(), "max_tokens")?,
                 expected_tokens: length(expected_tokens.as_ref(), "expected_tokens")?,
                 ticket: ticket(py, waited.as_ref())?,
@@ -256,7 +260,7 @@ impl PyAdmission {
     ) -> PyResult<Bound<'py, PyArray1<f64>>> {
         let kind = kind.get().cloned().unwrap_or_else(|| PyString::new(py, "").into_any());
         let Ok(kind) = kind.cast::<PyString>() else { return Err(wrong_type(&kind, "kind", "a str")) };
-        let name = kind.to_str()?;
+        let name = kind_name(kind)?;
         let clamped = |tokens: &i64| u32::try_from((*tokens).max(0)).unwrap_or(u32::MAX);
         let tokens: Vec<u32> = tokens.as_array().iter().map(clamped).collect();
         let shares = self.shared.change(py, |pager| pager.survival(self.generation, name, &tokens))?;
@@ -267,6 +271,17 @@ impl PyAdmission {
 /// A length of an answer: 1 or more. One that no answer has is none at all.
 fn length(given: Option<&Given<'_>>, name: &str) -> PyResult<Option<u32>> {
     given.map(|given| Ok(u32::try_from(given.count(name, 1)?).unwrap_or(u32::MAX))).transpose()
+}
+
+/// What a kind is called. It is remembered as long as the controller.
+fn kind_name<'a>(kind: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
+    let name = kind.to_str()?;
+    let length = name.chars().count();
+    if length > KIND_CHARS_MAX {
+        let message = format!("kind has {length} characters; it must have {KIND_CHARS_MAX} at most");
+        return Err(PyValueError::new_err(message));
+    }
+    Ok(name)
 }
 
 /// The ticket of a Wait.

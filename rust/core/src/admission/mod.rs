@@ -78,10 +78,11 @@ impl Life {
         }
     }
 
-    /// Blocks that it holds in the end, if its answer gets as long as it may; its last token needs none.
+    /// Blocks that it holds in the end, if its answer gets as long as it may; its last token needs none. An expectation is
+    /// no limit any more once the answer is longer.
     #[must_use]
-    pub fn most_blocks(&self, block_size: u32) -> Option<usize> {
-        let most = self.most.or(self.expected)?;
+    pub fn most_blocks(&self, answered: u32, block_size: u32) -> Option<usize> {
+        let most = self.most.or(self.expected.filter(|&expected| expected >= answered))?;
         Some((self.prompt as usize + most as usize).saturating_sub(1).max(1).div_ceil(block_size as usize))
     }
 }

@@ -13,6 +13,8 @@ use crate::admission::{Control, Life, Reason, Settings, Verdict, Wait};
 use crate::error::{Error, Result};
 use crate::evict::Departure;
 use crate::ids::{Handle, PlanId, Token};
+use crate::index::Found;
+use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
 
 /// A controller, and what it found out for the state of the pool that `seen` names.
@@ -79,7 +81,7 @@ impl Pager {
         };
         let block_size = self.config.block_size;
         let blocks = tokens.len().div_ceil(block_size);
-        let shared = found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true));
+        let shared = self.held_blocks(found);
         let kind = match self.checked_control(generation)?.kind(hint.kind) {
             Ok(kind) => kind,
             Err(error) => return check_tokens(tokens, 0).and(Err(error)),
@@ -154,7 +156,10 @@ impl Pager {
             return Ok(Verdict::Never { needed: blocks, usable });
         }
         let life = sequence.life;
-        let one = life.member(len as u32, blocks as u32, 0, block_size as u32);
+        let mut tokens = with_capacity(len)?;
+        self.copy_tokens(sequence, &mut tokens);
+        let shared = self.held_blocks(self.find(&tokens, self.namespace(sequence)));
+        let one = life.member(len as u32, blocks as u32, shared as u32, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, ticket, None) {
             return Ok(self.wait(wait, ticket));
         }
@@ -247,8 +252,10 @@ impl Pager {
         }
         let usable = self.config.usable_blocks();
         if risk <= 0.0 {
-            let most = life.most_blocks(self.config.block_size as u32).unwrap_or(usable);
-            let needed = most + self.promised_blocks();
+            let block_size = self.config.block_size as u32;
+            let blocks = (life.prompt + one.answered).div_ceil(block_size);
+            let most = life.most_blocks(one.answered, block_size).unwrap_or(usable).max(blocks as usize);
+            let needed = most - (blocks - one.blocks) as usize + self.promised_blocks();
             return (needed > available).then_some((Reason::Growth, needed, available));
         }
         self.project();
@@ -284,13 +291,20 @@ impl Pager {
         }
     }
 
+    /// Blocks of what was found that somebody holds: who comes in shares them.
+    fn held_blocks(&self, found: Option<Found>) -> usize {
+        found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true))
+    }
+
     /// Blocks that all who run may still take, each with its longest answer. Whoever has no limit may take them all.
     fn promised_blocks(&self) -> usize {
         let (block_size, usable) = (self.config.block_size as u32, self.config.usable_blocks());
         let running = self.sequences.iter().filter(|sequence| Self::is_member(sequence));
         running
             .map(|sequence| {
-                sequence.life.most_blocks(block_size).unwrap_or(usable).saturating_sub(sequence.table.len())
+                let answered = self.len_now(sequence).saturating_sub(sequence.life.prompt);
+                let most = sequence.life.most_blocks(answered, block_size).unwrap_or(usable);
+                most.saturating_sub(sequence.table.len())
             })
             .sum()
     }
