@@ -164,7 +164,7 @@ class TestMetrics:
             cached_blocks=690,
             total_blocks=1000,
             num_blocks=1000,
-            counter="kvpager's preemptions",
+            counter="kvpager_server_pager_preemptions",
         )
         assert (vllm.usage, vllm.preemptions, vllm.waiting, vllm.running) == (0.99, 1560, 97, 44)
         assert (vllm.hit_tokens, vllm.queried_tokens) == (25_000, 1_000_000)
@@ -172,6 +172,28 @@ class TestMetrics:
         assert parse_scrape("kvpager:preemptions_total 3").preemptions == 3
         assert parse_scrape("kvpager_preemptions_total 3").preemptions == 3
         assert parse_scrape("vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_cache_usage_perc 0.7").usage == pytest.approx(0.6)
+
+    def test_what_a_pager_writes_is_known(self) -> None:
+        pager = kvpager.Pager(8, 4, num_host_blocks=4)
+        with pager.admit([1, 2, 3, 4, 5]) as first, pager.admit([1] * 9) as second:
+            first.commit()
+            second.commit()
+            first.preempt()
+            text = pager.metrics(kvpager.Pressure(pager).read(), labels={"model_name": "m"})
+        assert parse_scrape(text, "own") == Scrape(
+            path="own",
+            usage=0.375,
+            preemptions=1,
+            running=1,
+            queried_tokens=14,
+            hit_tokens=0,
+            active_blocks=3,
+            cached_blocks=1,
+            total_blocks=8,
+            num_blocks=8,
+            block_size=4,
+            counter="kvpager_num_preemptions_total",
+        )
 
     def test_between_two(self) -> None:
         server = read_server([write("before", BEFORE), write("after", AFTER)])
@@ -248,6 +270,7 @@ class TestJson:
             "eviction": "lru",
             "moved": False,
             "pool": 1.0,
+            "risk": None,
         }
         assert result["engine"]["as_it_is"] == setting
         assert result["server"] is None

@@ -30,7 +30,7 @@ from kvpager.diagnose import block_size as block_size_finding
 from kvpager.diagnose.case import busiest, chosen, part
 from kvpager.errors import ConfigError, KvPagerError
 from kvpager.replay import TokenChains
-from kvpager.simulate import ConcurrencyLimit, Engine, EngineConfig, Watermark, load_from_trace
+from kvpager.simulate import Adaptive, ConcurrencyLimit, Engine, EngineConfig, Watermark, load_from_trace
 from kvpager.traces import Trace
 
 TEXT = np.random.Generator(np.random.PCG64(7)).integers(0, 30_000, 5_000, dtype=np.int32)
@@ -279,6 +279,18 @@ class TestThrashing:
             assert ran.preemptions == 0
         assert answer.effect.after.preemptions == 0
 
+    @pytest.mark.parametrize("limit", [30, 300])
+    def test_admission_is_proposed_in_place_of_limit_and_watermark(self, limit: int) -> None:
+        one = case(self.trace, num_blocks=250, max_running=limit, watermark=0.004)
+        answer = found(thrashing.look(one, None))
+        setting = answer.also["Admission"]
+        assert (setting.risk, setting.watermark, setting.max_running) == (0.05, 0.0, max(limit, 256))
+        ran = Engine(load_from_trace(self.trace), EngineConfig(num_blocks=250), SPEED, Adaptive(0.05)).run()
+        assert one.run(setting).preemptions == ran.preemptions < answer.numbers["preemptions"]
+        assert f"find no number: {ran.preemptions} preemptions, {ran.tax:.1%} recomputed." in answer.change
+        (row,) = [row for row in diagnose(one).rows if row.name == "Admission"]
+        assert (row.setting, row.measures.preemptions) == (setting, ran.preemptions)
+
     def test_not_in_a_pool_that_is_large_enough(self) -> None:
         one = case(self.trace, num_blocks=2000)
         assert not_found(thrashing.look(one, None)).startswith("preemptions: 0, of 40 requests")
@@ -428,6 +440,11 @@ class TestTheDesignCase:
         assert waits == sorted(waits, key=lambda wait: wait or 0.0)
         assert (together.itl_p99_s or 1.0) < (now.itl_p99_s or 0.0)
         assert "a limit of 64 is too low" in (design.together or "")
+        by_controller, all_of_it = rows["Admission"], rows["all together, Admission"]
+        assert (by_controller.preemptions or 0) < (now.preemptions or 0) / 10
+        assert (by_controller.seconds or 0.0) < (now.seconds or 0.0)
+        assert all_of_it.computed_tokens < 1.1 * together.computed_tokens
+        assert f"which has no such number: {all_of_it.ttft_p99_s:.1f} s" in (design.together or "")
 
     def test_healthy_once_cured(self, design: Diagnosis) -> None:
         """The same load without the front, in small blocks, in a pool with room: nothing to say."""

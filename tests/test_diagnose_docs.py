@@ -17,7 +17,7 @@ from test_os_lens import BLOCK, ROOT, commands, shown
 from kvpager.diagnose import KINDS
 from kvpager.diagnose.admission import WATERMARKS
 from kvpager.diagnose.case import DEFAULT_REQUESTS
-from kvpager.diagnose.metrics import SUMS, USAGE
+from kvpager.diagnose.metrics import CONFIG, SUMS, USAGE, known_names
 
 PAGE = ROOT / "docs" / "diagnose.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -65,12 +65,14 @@ def test_every_kind_has_its_paragraph() -> None:
 
 
 def test_names_and_numbers_are_those_of_the_code() -> None:
-    known = {name for names in SUMS.values() for name in names} | set(USAGE)
+    known = {name for names in SUMS.values() for name in names} | set(USAGE) | set(CONFIG)
     table = TEXT.partition("| what you look for")[2].partition("\n\n")[0]
     for name in re.findall(r"`(vllm:\w+)`", table):
         assert {name, f"{name}_sum"} & known, name
-    for name in re.findall(r"`(\w+)`", " ".join(line.split("|")[2] for line in table.splitlines()[2:])):
-        assert f"kvpager {name}" in known, name
+    own = re.findall(r"`(\w+)`", " ".join(line.split("|")[2] for line in table.splitlines()[2:]))
+    assert len(own) == 7
+    for name in own:
+        assert set(known_names(name, {})) <= known, name
     tried = [f"{100 * share:g}" for share in WATERMARKS]
     assert f"{', '.join(tried[:-1])} and {tried[-1]}%" in TEXT
     assert f"busiest {DEFAULT_REQUESTS:,} requests" in TEXT

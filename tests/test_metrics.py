@@ -35,6 +35,7 @@ def test_the_text_says_what_the_statistics_say(implementation):
     assert found["kvpager_computed_tokens_total",] == found["kvpager_prefix_cache_queries_total",] == 5
     assert found["kvpager_blocks", ("state", "active"), ("tier", "device")] == 2
     assert found["kvpager_blocks", ("state", "free"), ("tier", "host")] == 4
+    assert found["kvpager_cache_config_info", ("block_size", "4"), ("num_gpu_blocks", "8")] == 1
     assert {f"kvpager_{metric.name}" for metric in METRICS} <= {name for name, *_ in found}
     assert read(pager.metrics())["kvpager_request_success_total",] == 1
 

@@ -26,6 +26,8 @@ from examples.server.api import MAX_BODY_BYTES, Api
 from examples.server.llama import Llama
 from examples.server.scheduler import Limits, Scheduler
 from examples.server.tokenizer import ByteTokenizer
+from kvpager.cli import main
+from kvpager.diagnose import read_server
 
 ROOT = pathlib.Path(__file__).parent.parent
 SYSTEM = {"role": "system", "content": "You are a careful assistant who answers in one short sentence, and in English."}
@@ -531,3 +533,34 @@ def test_the_metrics_are_what_prometheus_reads(noise):
     assert computed.value == mine.value > 0
     states = {sample.labels["state"]: sample.value for sample in families["kvpager_pressure_state"].samples}
     assert sum(states.values()) == 1
+
+
+def test_diagnose_reads_the_metrics(tmp_path, monkeypatch, capsys):
+    """Two scrapes of a server that preempts, and the trace of what it was asked."""
+    monkeypatch.chdir(tmp_path)
+    questions = [[{"role": "user", "content": f"Question {number}: " + "why? " * 30}] for number in range(6)]
+    scheduler = Scheduler(Llama.random(0, context=2048), EndlessTokenizer(), 56, 8, Limits(max_seqs=6, risk=1.0))
+    with serving(scheduler) as server, concurrent.futures.ThreadPoolExecutor(6) as threads:
+        for name in ("before", "after"):
+            list(threads.map(lambda question: server.text(question, max_tokens=64), questions))
+            server.wait_until_idle()
+            with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+                pathlib.Path(name).write_bytes(answer.read())
+        stats = scheduler.pager.stats()
+    read = read_server(["before", "after"])
+    assert (read.last.preemptions, read.last.queried_tokens, read.last.hit_tokens) == (
+        *(stats.preemptions, stats.queried_tokens, stats.hit_tokens),
+    )
+    assert (read.last.num_blocks, read.last.block_size, read.last.usage) == (56, 8, 0)
+    assert (read.last.waiting, read.last.running) == (0, 0)
+    assert read.last.cached_blocks == stats.cached_blocks > 0
+    assert read.preemptions > 0
+    lengths = {
+        "input_length": len(scheduler.tokenizer.chat([("user", questions[0][0]["content"])])),
+        "output_length": 64,
+    }
+    pathlib.Path("trace.jsonl").write_text("".join(json.dumps({"timestamp": 0} | lengths) + "\n" for _ in questions))
+    assert main(["diagnose", "trace.jsonl", "--metrics", "before", "--metrics", "after"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "56 blocks of 8 tokens" in told
+    assert f"The server agrees: kvpager_num_preemptions_total grew by {read.preemptions:.0f} between the two" in told

@@ -72,9 +72,13 @@ def exposition(
     *,
     prefix: str = "kvpager",
     labels: Mapping[str, str] | None = None,
+    block_size: int | None = None,
 ) -> str:
     """The text. ``labels`` go with every sample (``model_name``, say); ValueError for names that Prometheus
-    refuses, and for values that are no UTF-8."""
+    refuses, and for values that are no UTF-8.
+
+    With a ``block_size`` there is a sample of 1 whose labels are the sizes of the pool.
+    """
     common = dict(labels or {})
     lines = [
         family(f"{prefix}_{name}", kind, text, [({}, value(stats))], labels=common)
@@ -87,6 +91,11 @@ def exposition(
         if tier == "device" or stats.host_total_blocks
     ]
     lines.append(family(f"{prefix}_blocks", "gauge", "Blocks by tier and state.", blocks, labels=common))
+    if block_size is not None:
+        sizes = {"block_size": str(block_size), "num_gpu_blocks": str(stats.total_blocks)}
+        lines.append(
+            family(f"{prefix}_cache_config_info", "gauge", "1: its labels count.", [(sizes, 1)], labels=common)
+        )
     if reading is not None:
         lines += _of_reading(reading, prefix, common)
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""Whom to let in: searches for the watermark and the limit with which nobody is preempted."""
+"""Whom to let in: searches for the watermark and the limit with which nobody is preempted; and who needs none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from dataclasses import replace
 
 from .case import Case, Setting
 
+RISK = 0.05
+"""What `kvpager.Admission` takes unless told otherwise."""
+MAX_RUNNING = 256
+"""A limit that is none, unless there was a higher one."""
 WATERMARKS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 
 
@@ -37,6 +41,11 @@ def _between(case: Case, setting: Setting, fits: int, too_many: int) -> Setting:
         else:
             fits = middle
     return replace(setting, max_running=fits)
+
+
+def controlled(setting: Setting) -> Setting:
+    """`kvpager.Admission` in place of limit and watermark: it has no number to find."""
+    return replace(setting, risk=RISK, watermark=0.0, max_running=max(setting.max_running, MAX_RUNNING))
 
 
 def best_that_stops(case: Case, setting: Setting) -> Setting:

@@ -14,7 +14,18 @@ import numpy as np
 
 from ..blocksize.sharing import replay_shared
 from ..errors import ConfigError
-from ..simulate import Engine, EngineConfig, FirstCome, Load, Result, Speed, Watermark, load_from_trace
+from ..simulate import (
+    Adaptive,
+    Admission,
+    Engine,
+    EngineConfig,
+    FirstCome,
+    Load,
+    Result,
+    Speed,
+    Watermark,
+    load_from_trace,
+)
 from ..traces import Ragged, Trace
 
 Progress = Callable[[int, int], None]
@@ -33,6 +44,8 @@ class Setting:
     moved: bool = False
     pool: float = 1.0
     """Memory of the pool, as a multiple of what there is."""
+    risk: float | None = None
+    """Of `kvpager.Admission`, where that lets in; None: whoever fits comes in, behind the watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +184,7 @@ class Case:
         return self._loads[setting.moved]
 
     def _engine(
-        self, setting: Setting, admission: FirstCome, num_blocks: int | None, load: Load | None = None
+        self, setting: Setting, admission: Admission, num_blocks: int | None, load: Load | None = None
     ) -> Engine:
         assert self.speed is not None
         config = EngineConfig(
@@ -195,7 +208,9 @@ class Case:
             raise self.trace.error(longest, None, f"{problem} and would never fit in a pool of {num_blocks:,}")
 
 
-def _admission(setting: Setting) -> FirstCome:
+def _admission(setting: Setting) -> Admission:
+    if setting.risk is not None:
+        return Adaptive(setting.risk, watermark=setting.watermark)
     return Watermark(setting.watermark) if setting.watermark else FirstCome()
 
 

@@ -3,15 +3,15 @@
 Read are the names of kvpager's own servers and of vLLM; others are passed over. Of several engines or models counts are
 added up, and shares averaged.
 
-| here | kvpager | vLLM |
+| here | vLLM, and `Pager.metrics` | fields of kvpager's `Stats` |
 |---|---|---|
-| usage | `kv_cache_usage_perc`, or active / total blocks | `kv_cache_usage_perc`, `gpu_cache_usage_perc` |
-| preemptions | `num_preemptions`, `preemptions` | `num_preemptions_total` |
-| waiting, running | the same, `waiting`, `running` | `num_requests_waiting`, `num_requests_running` |
-| queried, hit tokens | the same, `queried_tokens`, `hit_tokens` | `prefix_cache_queries`, `prefix_cache_hits` |
-| cached blocks | `blocks` by tier and state, `cached_blocks` | - |
-| TTFT, ITL | - | `time_to_first_token_seconds`, `inter_token_latency_seconds` |
-| pool | `blocks` by tier and state, `total_blocks` | labels `num_gpu_blocks`, `block_size` of `cache_config_info` |
+| usage | `kv_cache_usage_perc` (older: `gpu_cache_usage_perc`) | active / total blocks |
+| preemptions | `num_preemptions_total` | `preemptions` |
+| waiting, running | `num_requests_waiting`, `num_requests_running` | `waiting`, `running` (the example server's) |
+| queried, hit tokens | `prefix_cache_queries_total`, `prefix_cache_hits_total` | `queried_tokens`, `hit_tokens` |
+| active, cached blocks | `blocks{tier="device",state="cached"}` (kvpager only) | `active_blocks`, `cached_blocks` |
+| TTFT, ITL | `time_to_first_token_seconds`, `inter_token_latency_seconds` (vLLM only) | - |
+| pool | labels `num_gpu_blocks`, `block_size` of `cache_config_info` | `total_blocks` |
 
 Names of kvpager may begin with `kvpager_server_pager_`, `kvpager_server_`, `kvpager_` or `kvpager:`, and may end in
 `_total`.
@@ -37,23 +37,23 @@ SAMPLE = re.compile(
     r"(?:\{(?P<labels>(?:[^\"}]++|\"(?:\\.|[^\"\\]++)*+\")*+)\}\s*+)?+"
     r"(?P<value>(?<=[\s}])\S++)(?:\s++-?[0-9.]++)?+(?:\s++#.*+)?+"
 )
-LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:\\.|[^"\\])*)"')
+LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+"((?:\\.|[^"\\]++)*+)"')
 OWN = re.compile(r"kvpager(_server_pager_|_server_|_|:)(?P<rest>.*?)(_total)?")
 
 SUMS = {
     "preemptions": (
         *("vllm:num_preemptions_total", "vllm:num_preemptions"),
-        *("kvpager preemptions", "kvpager num_preemptions"),
+        *("kvpager num_preemptions", "kvpager preemptions"),
     ),
     "waiting": ("vllm:num_requests_waiting", "kvpager waiting", "kvpager num_requests_waiting"),
     "running": ("vllm:num_requests_running", "kvpager running", "kvpager num_requests_running"),
     "queried_tokens": (
         *("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-        *("vllm:prefix_cache_queries", "kvpager queried_tokens", "kvpager prefix_cache_queries"),
+        *("vllm:prefix_cache_queries", "kvpager prefix_cache_queries", "kvpager queried_tokens"),
     ),
     "hit_tokens": (
         *("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-        *("vllm:prefix_cache_hits", "kvpager hit_tokens", "kvpager prefix_cache_hits"),
+        *("vllm:prefix_cache_hits", "kvpager prefix_cache_hits", "kvpager hit_tokens"),
     ),
     "active_blocks": ("kvpager active_blocks",),
     "cached_blocks": ("kvpager cached_blocks",),
@@ -64,7 +64,9 @@ SUMS = {
     "itl_count": ("vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"),
 }
 USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "kvpager kv_cache_usage_perc")
-CONFIG = "vllm:cache_config_info"
+BLOCKS = "kvpager blocks"
+"""With labels: a sample for each tier and state."""
+CONFIG = ("vllm:cache_config_info", "kvpager cache_config_info")
 COUNTERS = ("preemptions", "queried_tokens", "hit_tokens", "ttft_s", "ttft_count", "itl_s", "itl_count")
 
 
@@ -201,6 +203,7 @@ def read_scrape(path: str | os.PathLike[str]) -> Scrape:
 def parse_scrape(text: str, path: str = "scrape") -> Scrape:
     """Read the text of a scrape."""
     values: dict[str, list[float]] = {}
+    called: dict[str, str] = {}
     labels: dict[str, str] = {}
     # Only a line feed ends a line: what else `splitlines` takes for an end may be in a label.
     for number, line in enumerate(text.split("\n"), 1):
@@ -211,16 +214,12 @@ def parse_scrape(text: str, path: str = "scrape") -> Scrape:
         value = None if found is None else _float(found["value"])
         if found is None or value is None:
             raise MetricsError(f"{path}, line {number}: expected `name{{labels}} value`, found {line[:40]!r}")
-        name = _known_name(found["name"])
-        if name == "kvpager blocks":
-            own = dict(LABEL.findall(found["labels"] or ""))
-            if own.get("tier") == "device":
-                values.setdefault(f"kvpager {own.get('state')}_blocks", []).append(value)
-                values.setdefault("kvpager total_blocks", []).append(value)
-            continue
-        values.setdefault(name, []).append(value)
-        if name == CONFIG:
-            labels = dict(LABEL.findall(found["labels"] or ""))
+        own = dict(LABEL.findall(found["labels"] or ""))
+        for known in known_names(found["name"], own):
+            values.setdefault(known, []).append(value)
+            called[known] = found["name"]
+            if known in CONFIG:
+                labels = own
     fields: dict[str, Any] = {}
     for field, names in SUMS.items():
         name = next((name for name in names if name in values), "")
@@ -228,7 +227,7 @@ def parse_scrape(text: str, path: str = "scrape") -> Scrape:
         if name and all(value >= 0 for value in values[name]) and math.isfinite(total := sum(values[name])):
             fields[field] = total
             if field == "preemptions":
-                fields["counter"] = name.replace("kvpager ", "kvpager's ")
+                fields["counter"] = called[name]
     shares = next((values[name] for name in USAGE if name in values), None)
     if shares and all(0 <= share <= 1 for share in shares):
         fields["usage"] = sum(shares) / len(shares)
@@ -244,9 +243,14 @@ def parse_scrape(text: str, path: str = "scrape") -> Scrape:
     return Scrape(path, **fields)
 
 
-def _known_name(name: str) -> str:
+def known_names(name: str, labels: dict[str, str]) -> tuple[str, ...]:
+    """What a sample counts as."""
     own = OWN.fullmatch(name)
-    return name if own is None else f"kvpager {own['rest']}"
+    known = name if own is None else f"kvpager {own['rest']}"
+    if known != BLOCKS:
+        return (known,)
+    on_device = labels.get("tier", "device") == "device"
+    return (f"kvpager {labels.get('state')}_blocks", "kvpager total_blocks") if on_device else ()
 
 
 def _float(text: str) -> float | None:

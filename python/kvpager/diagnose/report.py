@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from . import block_size, cache, front, scan, thrashing
-from .admission import best_that_stops, limit_with_room
+from .admission import best_that_stops, controlled, limit_with_room
 from .case import Case, Measures, Setting
 from .finding import Finding, Look
 from .metrics import Server
@@ -77,7 +77,7 @@ def _unheard(label: str) -> None:
 
 def _with(base: Setting, now: Setting, changed: Setting) -> Setting:
     """What one finding changes, on top of what others did."""
-    names = ("block_size", "max_running", "watermark", "eviction", "moved", "pool")
+    names = ("block_size", "max_running", "watermark", "eviction", "moved", "pool", "risk")
     return replace(base, **{n: getattr(changed, n) for n in names if getattr(changed, n) != getattr(now, n)})
 
 
@@ -96,9 +96,11 @@ def _rows(case: Case, findings: list[Finding], limit_given: bool) -> tuple[tuple
             together = _with(together, now, finding.setting)
     if any(finding.kind in LETTING_IN for finding in findings) and together != now:
         together, text = _let_in(case, together, limit_given)
-    if together not in {row.setting for row in rows}:
-        name = ", ".join(filter(None, ["all together", _admission(now, together)]))
-        rows.append(Row(name, together, case.measure(together)))
+    all_of_it = [together] if text is None else [together, controlled(together)]
+    for setting in all_of_it:
+        if setting not in {row.setting for row in rows}:
+            name = ", ".join(filter(None, ["all together", _admission(now, setting)]))
+            rows.append(Row(name, setting, case.measure(setting)))
     return tuple(rows), text
 
 
@@ -115,6 +117,7 @@ def _let_in(case: Case, others: Setting, limit_given: bool) -> tuple[Setting, st
     return higher, (
         f"With the other changes made hardly anything is computed twice, and a limit of {others.max_running} is too"
         f" low: {higher.max_running} may run. The 99th percentile of TTFT is then {waits:,.1f} s, not {waited:,.1f}."
+        f" kvpager.Admission, which has no such number: {case.run(controlled(others)).ttft.p99:,.1f} s."
     )
 
 
@@ -134,6 +137,8 @@ def named(now: Setting, changed: Setting) -> str:
 
 
 def _admission(now: Setting, changed: Setting) -> str:
+    if changed.risk is not None:
+        return "Admission"
     words = []
     if changed.watermark != now.watermark:
         words.append(f"watermark {100 * changed.watermark:g}%")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .admission import limit_that_stops, watermark_that_stops
+from .admission import controlled, limit_that_stops, watermark_that_stops
 from .case import Case, Measures, Setting
 from .finding import Effect, Finding, Look, nothing, unseen
 from .metrics import Server
@@ -43,6 +43,7 @@ def look(case: Case, server: Server | None) -> Finding | Look:
             f"Keep {100 * marked.watermark:g}% of the pool for those who run (a watermark): nobody is preempted then."
         )
         change += f" The same comes of letting {limit}." if as_fast(case, limited, marked) else ""
+    change += slower(case, now, setting) + _by_controller(case, now)
     return Finding(
         kind=KIND,
         text=_text(seen, requests, server),
@@ -58,11 +59,14 @@ def look(case: Case, server: Server | None) -> Finding | Look:
             "watermark_that_stops": None if marked is None else marked.watermark,
             "limit_that_stops": limited.max_running,
         },
-        change=change + slower(case, now, setting),
+        change=change,
         base=now,
         setting=setting,
         effect=Effect(seen, case.measure(setting)),
-        also={f"limit {limited.max_running}": limited} if marked is not None and as_fast(case, limited, marked) else {},
+        also=(
+            {f"limit {limited.max_running}": limited} if marked is not None and as_fast(case, limited, marked) else {}
+        )
+        | {"Admission": controlled(now)},
     )
 
 
@@ -82,10 +86,20 @@ def look_at_limit(case: Case, given: bool) -> Finding | Look:
         text=_limit_text(numbers),
         numbers=numbers,
         change=f"Let at most {limited.max_running} run at once: nobody is preempted then. A limit is right for the load"
-        f" it was measured on; a watermark asks the pool.{slower(case, now, limited)}",
+        f" it was measured on; a watermark asks the pool, and kvpager.Admission what it will hold."
+        f"{slower(case, now, limited)}",
         base=now,
         setting=limited,
         effect=Effect(case.measure(now), case.measure(limited)),
+    )
+
+
+def _by_controller(case: Case, now: Setting) -> str:
+    """What comes of it that nobody has to tune anything."""
+    ran = case.run(controlled(now))
+    return (
+        f" Or use kvpager.Admission in place of a limit, and find no number: {ran.preemptions:,} preemptions,"
+        f" {ran.tax:.1%} recomputed.{slower(case, now, controlled(now))}"
     )
 
 

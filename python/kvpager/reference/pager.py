@@ -510,7 +510,7 @@ class Pager:
 
     def metrics(self, reading: Reading | None = None, *, labels: abc.Mapping[str, str] | None = None) -> str:
         """The statistics in the text form of Prometheus."""
-        return exposition(self.stats(), reading, labels=labels)
+        return exposition(self.stats(), reading, labels=labels, block_size=self.block_size)
 
     def check(self) -> list[str]:
         """Recount everything; every violation of a promise, with its id. Empty if all is well."""

@@ -836,6 +836,7 @@ impl PyPager {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = PyDict::new(py);
         options.set_item("labels", labels)?;
+        options.set_item("block_size", self.config.block_size)?;
         py.import("kvpager.metrics")?.call_method("exposition", (self.stats(py)?, reading), Some(&options))
     }
 
