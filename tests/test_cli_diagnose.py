@@ -97,7 +97,8 @@ class TestText:
         capsys.readouterr()
         out = says.text("chat.jsonl", "--blocks", "20000", "--max-running", "64")
         assert "\nNothing found.\n" in out
-        assert "By replay" not in out
+        table = out.partition("By replay of the same requests:")[2].partition("\n\nLooked at")[0]
+        assert [line.partition("  ")[0].strip() for line in table.splitlines() if line.strip()][2:] == ["as it is"]
         listed = out.partition("Looked at, and nothing found:\n")[2]
         assert [
             line.split(":")[0].strip() for line in listed.splitlines() if line.startswith("  ") and line[2] != " "

@@ -287,7 +287,7 @@ class TestThrashing:
         assert (setting.risk, setting.watermark, setting.max_running) == (0.05, 0.0, max(limit, 256))
         ran = Engine(load_from_trace(self.trace), EngineConfig(num_blocks=250), SPEED, Adaptive(0.05)).run()
         assert one.run(setting).preemptions == ran.preemptions < answer.numbers["preemptions"]
-        assert f"find no number: {ran.preemptions} preemptions, {ran.tax:.1%} recomputed." in answer.change
+        assert f"no number to find: {ran.preemptions} preemptions, {ran.tax:.1%} recomputed." in answer.change
         (row,) = [row for row in diagnose(one).rows if row.name == "Admission"]
         assert (row.setting, row.measures.preemptions) == (setting, ran.preemptions)
 
@@ -444,7 +444,7 @@ class TestTheDesignCase:
         assert (by_controller.preemptions or 0) < (now.preemptions or 0) / 10
         assert (by_controller.seconds or 0.0) < (now.seconds or 0.0)
         assert all_of_it.computed_tokens < 1.1 * together.computed_tokens
-        assert f"which has no such number: {all_of_it.ttft_p99_s:.1f} s" in (design.together or "")
+        assert f"with no number to find: {all_of_it.ttft_p99_s:.1f} s" in (design.together or "")
 
     def test_healthy_once_cured(self, design: Diagnosis) -> None:
         """The same load without the front, in small blocks, in a pool with room: nothing to say."""

@@ -116,7 +116,7 @@ def diagnose_command(
                        the hit rate with it moved behind (needs a trace with tokens)
     block-size         blocks too coarse for the lengths, or for the prefix that is shared
     thrashing          preemptions: requests that lose their blocks and compute them again; the watermark or limit that
-                       stops it
+                       stops it, and what kvpager.Admission makes of it
     limit              a limit that was chosen on an empty cache, where requests have not grown yet
     scan               one-off prompts that push a shared prefix out of the cache
     cache-as-free      prefix cache taken for free memory: little is in use, and what comes back has no room
@@ -196,7 +196,7 @@ def _print(case: Case, found: Diagnosis) -> None:
         ):
             print_text(_wrapped(label + text, "   "))
         print_text("")
-    if found.findings:
+    if found.findings or case.has_pool:
         print_table("By replay of the same requests:", *_table(case, found))
     if found.together is not None:
         print_text(_wrapped(found.together, "") + "\n")

@@ -117,7 +117,7 @@ def _let_in(case: Case, others: Setting, limit_given: bool) -> tuple[Setting, st
     return higher, (
         f"With the other changes made hardly anything is computed twice, and a limit of {others.max_running} is too"
         f" low: {higher.max_running} may run. The 99th percentile of TTFT is then {waits:,.1f} s, not {waited:,.1f}."
-        f" kvpager.Admission, which has no such number: {case.run(controlled(others)).ttft.p99:,.1f} s."
+        f" kvpager.Admission, with no number to find: {case.run(controlled(others)).ttft.p99:,.1f} s."
     )
 
 

@@ -98,7 +98,7 @@ def _by_controller(case: Case, now: Setting) -> str:
     """What comes of it that nobody has to tune anything."""
     ran = case.run(controlled(now))
     return (
-        f" Or use kvpager.Admission in place of a limit, and find no number: {ran.preemptions:,} preemptions,"
+        f" Or use kvpager.Admission in place of a limit, with no number to find: {ran.preemptions:,} preemptions,"
         f" {ran.tax:.1%} recomputed.{slower(case, now, controlled(now))}"
     )
 
