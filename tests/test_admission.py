@@ -410,6 +410,47 @@ def test_who_gives_up_keeps_nobody_out() -> None:
     admitted(answer)
 
 
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_kept_for_those_that_it_is_forked_into() -> None:
+    pager = Pager(40, 4)
+    admission = Admission(pager, risk=0)
+    held = admitted(admission.try_admit(prompt(1, 6), max_tokens=1))
+    # Of 10 tokens each, the last one without KV: 3 blocks, and 2 for each of the others, which share the first.
+    assert waits(admission.try_admit(prompt(2, 6), max_tokens=5, samples=19)).needed == 3 + 18 * 2
+    first = admitted(admission.try_admit(prompt(2, 6), max_tokens=5, samples=18))
+    assert waits(admission.try_admit(prompt(3, 4), max_tokens=8)).available == 36
+    first.commit()
+    others = first.fork(17)
+    RUNNING.extend(others)
+    # Forked, each counts for itself. The first is taken for one that is not, until it has a token.
+    assert waits(admission.try_admit(prompt(3, 4), max_tokens=8)).reason == "growth"
+    for each in (first, *others):
+        each.extend([7] * 4)
+        pager.take_copies()
+        each.commit()
+    assert pager.stats().free_blocks == 40 - 2 - 1 - 18 * 2
+    held.release()
+    admitted(admission.try_admit(prompt(3, 4), max_tokens=9))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 8])
+def test_samples_are_as_many_requests_in_the_projection(samples: int) -> None:
+    """But for the prompt, which they share, and before as after the fork."""
+    pager = Pager(1000, 4)
+    admission = Admission(pager, risk=0.9999, prior_tokens=50)
+    first = admitted(admission.try_admit(prompt(1, 40), samples=samples))
+    expected = admission.outlook()[1]
+    first.commit()
+    first.extend([7])
+    pager.take_copies()
+    others = [admitted(admission.try_admit(prompt(1, 41))) for _ in range(samples - 1)]
+    assert all(each.num_cached == 40 for each in others)
+    # Their ends differ in what they give back: the prompt is no longer the first one's alone.
+    assert admission.outlook()[1].max() == pytest.approx(expected.max(), rel=0.05)
+
+
 # ---- what is computed or fetched meanwhile ---------------------------------------------------------------------------
 
 
@@ -585,6 +626,9 @@ def test_bad_arguments_are_named_and_change_nothing() -> None:
         (ValueError, "max_tokens is 0", {"max_tokens": 0}),
         (TypeError, "max_tokens must be an integer", {"max_tokens": 1.5}),
         (ValueError, "expected_tokens is -3", {"expected_tokens": -3}),
+        (ValueError, "samples is 0", {"samples": 0}),
+        (ValueError, "samples is 65536; it must be 1 to 65535", {"samples": 2**16}),
+        (TypeError, "samples must be an integer", {"samples": "2"}),
         (TypeError, "kind must be a str", {"kind": b"x"}),
         (TypeError, "waited must be a Wait or None", {"waited": 3}),
         (TypeError, "wait must be a bool", {"wait": 1}),

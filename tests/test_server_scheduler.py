@@ -62,12 +62,13 @@ def test_nobody_makes_room_for_all_others():
     assert all(each.reason.startswith("newest: it came in last") for each in scheduler.pager.preemptions())
 
 
-def test_who_would_not_find_room_to_grow_is_not_let_in():
+@pytest.mark.parametrize(("num_blocks", "n"), [(20, 1), (60, 4)])
+def test_who_would_not_find_room_to_grow_is_not_let_in(num_blocks, n):
     """What the tests above preempt for, at a risk of 1, waits at none."""
-    scheduler = a_scheduler(20, max_seqs=4, risk=0.0)
-    asked = [ask(scheduler, some(each, 10), 40) for each in range(6)]
+    scheduler = a_scheduler(num_blocks, max_seqs=16, risk=0.0)
+    asked = [ask(scheduler, some(each, 10), 40, n=n, temperature=1.0) for each in range(6)]
     scheduler.step()
-    assert len(scheduler.running) == 1
+    assert len(scheduler.running) == n
     assert {each.waited.reason for each in scheduler.waiting} == {"growth"}
     drive(scheduler)
     assert scheduler.metrics()["pager_preemptions"] == 0

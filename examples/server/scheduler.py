@@ -295,6 +295,7 @@ class Scheduler:
         answer = self.admission.try_admit(
             request.prompt,
             max_tokens=request.max_tokens,
+            samples=request.n,
             namespace=request.namespace,
             wait=True,
             fetch=self.transfers.is_open,

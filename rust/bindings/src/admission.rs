@@ -118,6 +118,8 @@ impl PyAdmission {
     ///     Tokens that the answer may have at most, 1 or more.
     /// expected_tokens : int, optional
     ///     How many it will have, if that is known: taken at its word until the answer is longer.
+    /// samples : int
+    ///     Sequences that it is forked into when its prompt is computed, itself included, 1..65535: room is kept for each.
     /// kind : str
     ///     Requests of one kind have answers of about one length; what is learned of them is kept apart. At most 64 kinds, of
     ///     200 characters at most.
@@ -150,11 +152,11 @@ impl PyAdmission {
     /// Cost: that of the admission, and some tens of microseconds for 1,000 running sequences.
     #[pyo3(
         signature = (
-            prompt, *, max_tokens=None, expected_tokens=None, kind=Given::NOTHING, namespace=Given::NOTHING,
-            wait=Given::NOTHING, fetch=Given::NOTHING, fetch_min_tokens=Given::NOTHING, waited=None
+            prompt, *, max_tokens=None, expected_tokens=None, samples=Given::NOTHING, kind=Given::NOTHING,
+            namespace=Given::NOTHING, wait=Given::NOTHING, fetch=Given::NOTHING, fetch_min_tokens=Given::NOTHING, waited=None
         ),
-        text_signature = "($self, prompt, *, max_tokens=None, expected_tokens=None, kind='', namespace=b'', wait=False, \
-            fetch=False, fetch_min_tokens=1, waited=None)"
+        text_signature = "($self, prompt, *, max_tokens=None, expected_tokens=None, samples=1, kind='', namespace=b'', \
+            wait=False, fetch=False, fetch_min_tokens=1, waited=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "options, by name")]
     fn try_admit<'py>(
@@ -163,6 +165,7 @@ impl PyAdmission {
         prompt: &Bound<'py, PyAny>,
         max_tokens: Option<Given<'py>>,
         expected_tokens: Option<Given<'py>>,
+        samples: Given<'py>,
         kind: Given<'py>,
         namespace: Given<'py>,
         wait: Given<'py>,
@@ -177,6 +180,7 @@ impl PyAdmission {
                 kind: kind_name(kind)?,
                 max_tokens: length(max_tokens.as_ref(), "max_tokens")?,
                 expected_tokens: length(expected_tokens.as_ref(), "expected_tokens")?,
+                samples: samples_of(&samples)?,
                 ticket: ticket(py, waited.as_ref())?,
             };
             let request = request(py, prompt, &namespace, &Given::NOTHING)?;
@@ -282,6 +286,12 @@ fn kind_name<'a>(kind: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
         return Err(PyValueError::new_err(message));
     }
     Ok(name)
+}
+
+/// Into how many a request is forked.
+fn samples_of(given: &Given<'_>) -> PyResult<u16> {
+    let count = given.count("samples", 1)?;
+    u16::try_from(count).map_err(|_| PyValueError::new_err(format!("samples is {count}; it must be 1 to 65535")))
 }
 
 /// The ticket of a Wait.

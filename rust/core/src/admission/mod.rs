@@ -48,7 +48,9 @@ pub const PATIENCE_LIMITS: &str = "0 to 4294967295";
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Life {
     /// Its kind, as a number.
-    pub kind: u32,
+    pub kind: u16,
+    /// Sequences that it will be when its prompt is computed: it is forked then.
+    pub samples: u16,
     /// Tokens of its prompt.
     pub prompt: u32,
     /// Tokens of its answer, at most.
@@ -78,12 +80,22 @@ impl Life {
         }
     }
 
-    /// Blocks that it holds in the end, if its answer gets as long as it may; its last token needs none. An expectation is
-    /// no limit any more once the answer is longer.
+    /// Those that it has yet to be forked into, as many like this one: they share all of the prompt but its last block, where
+    /// that is not full. Who has a part of its answer was forked before.
+    #[must_use]
+    pub fn forks(&self, answered: u32, block_size: u32) -> (usize, Member) {
+        let count = if answered == 0 { self.samples.saturating_sub(1) } else { 0 };
+        let (blocks, shared) = (self.prompt.div_ceil(block_size), self.prompt / block_size);
+        (usize::from(count), self.member(self.prompt, blocks, shared, block_size))
+    }
+
+    /// Blocks that it holds in the end with all that it is forked into, if answers get as long as they may; the last token
+    /// of each needs none. An expectation is no limit any more once the answer is longer.
     #[must_use]
     pub fn most_blocks(&self, answered: u32, block_size: u32) -> Option<usize> {
         let most = self.most.or(self.expected.filter(|&expected| expected >= answered))?;
-        Some((self.prompt as usize + most as usize).saturating_sub(1).max(1).div_ceil(block_size as usize))
+        let each = (self.prompt as usize + most as usize).saturating_sub(1).max(1).div_ceil(block_size as usize);
+        Some(each + self.forks(answered, block_size).0 * (each - (self.prompt / block_size) as usize))
     }
 }
 

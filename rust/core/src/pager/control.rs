@@ -35,6 +35,8 @@ pub struct Hint<'a> {
     pub max_tokens: Option<u32>,
     /// Tokens of the answer, as far as is known.
     pub expected_tokens: Option<u32>,
+    /// Sequences that it will be forked into, itself included; 0: as 1.
+    pub samples: u16,
     /// What it got when it had to wait before.
     pub ticket: Option<u64>,
 }
@@ -94,7 +96,8 @@ impl Pager {
             self.checked_control(generation)?.turns.ask(hint.ticket);
             return Ok(Verdict::In(Admitted::Computing(computing)));
         }
-        let life = Life { kind, prompt: tokens.len() as u32, most: hint.max_tokens, expected: hint.expected_tokens };
+        let Hint { samples, max_tokens: most, expected_tokens: expected, .. } = hint;
+        let life = Life { kind: kind as u16, samples, prompt: tokens.len() as u32, most, expected };
         let one = life.member(tokens.len() as u32, blocks as u32, shared as u32, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, hint.ticket, refused) {
             check_tokens(tokens, 0)?;
@@ -116,7 +119,7 @@ impl Pager {
         {
             sequence.life = life;
         }
-        self.entered(&one, shared > 0, hint.ticket);
+        self.entered(&life, &one, shared > 0, hint.ticket);
         Ok(Verdict::In(admitted))
     }
 
@@ -165,7 +168,7 @@ impl Pager {
         }
         match enter(self) {
             Ok(answer) => {
-                self.entered(&one, true, ticket);
+                self.entered(&life, &one, true, ticket);
                 Ok(Verdict::In(answer))
             }
             Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
@@ -215,7 +218,7 @@ impl Pager {
         let Some(sequence) = self.sequences.get(handle).filter(|sequence| !sequence.pinned) else { return };
         let (kind, answered) = (sequence.life.kind, self.len_now(sequence).saturating_sub(sequence.life.prompt));
         if let Some(controlled) = &mut self.controlled {
-            controlled.control.end(kind, answered, departure == Departure::Finished);
+            controlled.control.end(u32::from(kind), answered, departure == Departure::Finished);
         }
     }
 
@@ -260,7 +263,15 @@ impl Pager {
         }
         self.project();
         let controlled = self.controlled.as_ref()?;
-        let needed = controlled.control.most_with(&controlled.projection, one, &controlled.survivals);
+        let (forks, fork) = life.forks(one.answered, self.config.block_size as u32);
+        let with_forks = (forks > 0).then(|| {
+            let mut projection = controlled.projection.clone();
+            let survival = &controlled.survivals[fork.kind.min(controlled.survivals.len() - 1)];
+            (0..forks).for_each(|_| projection.add(&fork, survival));
+            projection
+        });
+        let projection = with_forks.as_ref().unwrap_or(&controlled.projection);
+        let needed = controlled.control.most_with(projection, one, &controlled.survivals);
         (needed > usable).then_some((Reason::Growth, needed, usable))
     }
 
@@ -276,12 +287,12 @@ impl Pager {
     }
 
     /// A request came in. With it others may share what was theirs alone.
-    fn entered(&mut self, one: &Member, shares: bool, ticket: Option<u64>) {
+    fn entered(&mut self, life: &Life, one: &Member, shares: bool, ticket: Option<u64>) {
         let now = self.state_now();
         let Some(controlled) = &mut self.controlled else { return };
         controlled.control.turns.enter(ticket);
         // What was found out is still so, with one more.
-        if shares {
+        if shares || life.samples > 1 {
             controlled.seen = None;
         } else if controlled.seen.is_some()
             && let Some(survival) = controlled.survivals.get(one.kind)
@@ -303,8 +314,7 @@ impl Pager {
         running
             .map(|sequence| {
                 let answered = self.len_now(sequence).saturating_sub(sequence.life.prompt);
-                let most = sequence.life.most_blocks(answered, block_size).unwrap_or(usable);
-                most.saturating_sub(sequence.table.len())
+                sequence.life.most_blocks(answered, block_size).unwrap_or(usable).saturating_sub(sequence.table.len())
             })
             .sum()
     }
@@ -352,7 +362,7 @@ impl Pager {
         let Some(mut controlled) = self.controlled.take_if(is_old) else { return };
         let block_size = self.config.block_size as u32;
         let mut members = Vec::with_capacity(self.num_running);
-        let mut waiting = Vec::new();
+        let (mut waiting, mut to_come) = (Vec::new(), Vec::new());
         let mut held = 0;
         for sequence in self.sequences.iter().filter(|sequence| !sequence.pinned) {
             let len = self.len_now(sequence);
@@ -363,6 +373,8 @@ impl Pager {
                 let (blocks, shared) = (sequence.table.len() as u32, self.shared_blocks(sequence) as u32);
                 let member = sequence.life.member(len, blocks, shared, block_size);
                 held += member.blocks as usize;
+                let (forks, fork) = sequence.life.forks(member.answered, block_size);
+                to_come.extend(std::iter::repeat_n(fork, forks));
                 members.push(member);
             } else {
                 waiting.push((sequence.life.kind as usize, len.saturating_sub(sequence.life.prompt)));
@@ -371,6 +383,7 @@ impl Pager {
         let running = members.iter().map(|member| (member.kind, member.answered));
         controlled.survivals = controlled.control.survivals(running.chain(waiting.iter().copied()));
         let kinds = controlled.survivals.len();
+        members.append(&mut to_come);
         // Of another controller's kinds nothing is known.
         for member in &mut members {
             member.kind *= usize::from(member.kind < kinds);

@@ -1,6 +1,7 @@
 //! The life of a sequence after admission: fork, truncate, preempt, release.
 
 use super::{Context, ExtraHold, Pager};
+use crate::admission::Life;
 use crate::batch::Seat;
 use crate::blocks::HOLDERS_MAX;
 use crate::error::{Error, Result};
@@ -142,6 +143,7 @@ impl Pager {
             announced: None,
             plan: None,
             away: None,
+            life: Life { samples: 1, ..parent.life },
             ..*parent
         }
     }
