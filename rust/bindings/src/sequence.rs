@@ -26,7 +26,7 @@ use crate::tokens::{Tokens, token};
 /// Made by `Pager.admit` and `fork`. Positions: `num_cached <= num_committed <= num_planned <= len(seq)`. Release it
 /// (or use it in a `with` statement): a handle that the garbage collector takes is released at the next call that
 /// changes the pager and reported as a ResourceWarning.
-#[pyclass(frozen, name = "Sequence", module = "kvpager")]
+#[pyclass(frozen, name = "Sequence", module = "kvpager", freelist = 256)]
 pub struct PySequence {
     shared: Arc<Shared>,
     handle: Handle,

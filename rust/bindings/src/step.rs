@@ -268,7 +268,7 @@ impl PyStep {
             pager.commit_step(batch.handle, self.id, outcome, &mut applied)
         })?;
         self.state.store(COMMITTED, Ordering::Relaxed);
-        Ok(PyArray1::from_vec(py, applied))
+        Ok(PyArray1::from_slice(py, &applied))
     }
 
     /// Take the plan back: this step was never launched. Positions, placeholders and tables are as before; what was

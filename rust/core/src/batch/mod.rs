@@ -238,11 +238,13 @@ impl Batch {
     pub fn void(&mut self, seat: Seat, len: usize) {
         for step in self.oldest..self.next {
             let buffer = self.buffer_of(step);
-            let row = self.plan_row(seat, buffer) as usize;
-            if let Some(planned) = self.plans[buffer].rows.get_mut(row)
+            let (row, plan) = (self.plan_row(seat, buffer) as usize, &mut self.plans[buffer]);
+            if let Some(planned) = plan.rows.get_mut(row)
+                && planned.is_named
                 && planned.end as usize > len
             {
                 planned.is_named = false;
+                plan.num_named_tokens -= planned.num as usize;
             }
         }
     }

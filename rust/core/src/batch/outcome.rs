@@ -18,20 +18,16 @@ impl<'a> Outcome<'a> {
         self.next_tokens.map_or(-1, |tokens| tokens[row])
     }
 
+    /// Is each row told a token, and nothing else?
+    fn is_tokens(self) -> bool {
+        // The signs of all at once: a loop without a way out.
+        let signs = self.next_tokens.map(|tokens| tokens.iter().fold(0, |signs, token| signs | token));
+        self.num_accepted.is_none() && signs >= Some(0)
+    }
+
     /// Drafts that do not stay; more than there are if the number given is no such number.
     fn rejected(&self, row: usize, planned: &Planned) -> u32 {
         self.num_accepted.map_or(0, |accepted| planned.drafts.wrapping_sub(accepted[row].cast_unsigned()))
-    }
-
-    /// What each row is told.
-    fn of_rows(self, planned: &'a [Planned]) -> impl Iterator<Item = Told> + 'a {
-        planned.iter().enumerate().map(move |(nth, planned)| Told::of(self, nth, planned))
-    }
-
-    /// The same where it is a token and nothing else.
-    fn tokens_only(self) -> Option<impl Iterator<Item = Told> + 'a> {
-        let tokens = self.next_tokens.filter(|_| self.num_accepted.is_none())?;
-        Some(tokens.iter().map(|&token| Told { token, rejected: 0 }))
     }
 }
 
@@ -94,8 +90,7 @@ pub fn find_slow_rows(batch: &mut Batch, plan: &Plan, outcome: Outcome<'_>) {
     let is_slow = |nth: usize, planned: &Planned, row: &Row| {
         planned.is_named && !Told::of(outcome, nth, planned).is_usual(row, planned, block_size, is_only_step)
     };
-    let least_token = outcome.next_tokens.and_then(|tokens| tokens.iter().copied().min());
-    if outcome.num_accepted.is_none() && least_token >= Some(0) && plan.num_chills == batch.num_chills {
+    if outcome.is_tokens() && plan.num_chills == batch.num_chills {
         let rows = plan.suspects.iter().filter_map(|&nth| Some((nth, batch.rows.get(nth as usize)?)));
         let slow = rows.filter(|&(nth, row)| is_slow(nth as usize, &plan.rows[nth as usize], row));
         batch.slow_rows.extend(slow.map(|(nth, _)| nth));
@@ -106,22 +101,40 @@ pub fn find_slow_rows(batch: &mut Batch, plan: &Plan, outcome: Outcome<'_>) {
     }
 }
 
-/// Commits the rows whose commit touches nothing else.
-pub fn commit_usual_rows(batch: &mut Batch, planned: &[Planned], outcome: Outcome<'_>, applied: &mut [bool]) {
-    fn commit(batch: &mut Batch, planned: &[Planned], told: impl Iterator<Item = Told>, applied: &mut [bool]) {
-        let (block_size, is_only_step) = (batch.block_size, batch.num_open() == 1);
-        let rows = batch.rows.iter_mut().zip(&mut batch.pending);
-        for (((planned, told), applied), (row, pending)) in planned.iter().zip(told).zip(applied).zip(rows) {
-            *applied = planned.is_named;
-            if planned.is_named && told.is_usual(row, planned, block_size, is_only_step) {
-                told.apply(row, pending, planned);
-            }
-        }
-    }
+/// Commits the rows whose commit touches nothing else: all but the slow ones, which are in order.
+pub fn commit_usual_rows(
+    batch: &mut Batch,
+    slow: &[u32],
+    planned: &[Planned],
+    outcome: Outcome<'_>,
+    applied: &mut [bool],
+) {
     // Rows at the end may be gone.
     applied.fill(false);
-    match outcome.tokens_only() {
-        Some(told) => commit(batch, planned, told, applied),
-        None => commit(batch, planned, outcome.of_rows(planned), applied),
+    let num_rows = planned.len().min(batch.rows.len());
+    let mut start = 0;
+    for stop in slow.iter().map(|&row| row as usize).chain([num_rows]) {
+        let range = start..stop;
+        let rows = batch.rows[range.clone()].iter_mut().zip(&mut batch.pending[range.clone()]);
+        let rows = rows.zip(&planned[range.clone()]).zip(&mut applied[range.clone()]);
+        match (outcome.next_tokens, outcome.num_accepted) {
+            (Some(tokens), None) => {
+                for ((((row, pending), planned), applied), &token) in rows.zip(&tokens[range]) {
+                    *applied = planned.is_named;
+                    if planned.is_named {
+                        Told { token, rejected: 0 }.apply(row, pending, planned);
+                    }
+                }
+            }
+            _ => {
+                for ((((row, pending), planned), applied), nth) in rows.zip(range) {
+                    *applied = planned.is_named;
+                    if planned.is_named {
+                        Told::of(outcome, nth, planned).apply(row, pending, planned);
+                    }
+                }
+            }
+        }
+        start = stop + 1;
     }
 }

@@ -71,6 +71,8 @@ pub struct Plan {
     pub num_chills: u64,
     /// Positions of all rows.
     pub num_tokens: usize,
+    /// Positions of those rows that it (still) names.
+    pub num_named_tokens: usize,
     /// What was handed out before it, and it: its place in the order of launches.
     pub launch: u64,
     /// Its number among the pager's fences.
@@ -92,6 +94,7 @@ impl Plan {
             suspects: Vec::new(),
             num_chills: 0,
             num_tokens: 0,
+            num_named_tokens: 0,
             launch: 0,
             fence: 0,
             is_moved: false,
@@ -106,7 +109,7 @@ impl Plan {
         self.crossings.clear();
         self.updates.clear();
         self.suspects.clear();
-        self.num_tokens = num_tokens;
+        (self.num_tokens, self.num_named_tokens) = (num_tokens, num_tokens);
         self.is_moved = false;
     }
 

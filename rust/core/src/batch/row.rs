@@ -129,7 +129,9 @@ impl Row {
 
     /// The block that its first pending tokens fill is published: they wait no more.
     pub fn publish(&mut self, pending: &mut Pending, block_size: u32) {
-        pending.0.copy_within(block_size as usize.., 0);
+        if self.len > self.publish_at {
+            pending.0.copy_within(block_size as usize.., 0);
+        }
         self.flushed = self.publish_at;
         self.publish_at += block_size;
         if self.limit > self.planned {

@@ -289,7 +289,7 @@ impl Pager {
     ) {
         let slow = std::mem::take(&mut batch.slow_rows);
         if places.0.is_none() {
-            commit_usual_rows(batch, &plan.rows, outcome, applied);
+            commit_usual_rows(batch, &slow, &plan.rows, outcome, applied);
             self.touch(batch, &slow);
         }
         for &nth in &slow {
@@ -312,7 +312,7 @@ impl Pager {
             }
         }
         batch.slow_rows = slow;
-        self.counters.computed_tokens += num_written(plan, outcome, applied);
+        self.counters.computed_tokens += num_written(plan, outcome);
         self.counters.copies += plan.copies.len() as u64;
         self.end_loans(plan);
     }
@@ -545,12 +545,12 @@ impl Pager {
 }
 
 /// Positions that a commit says to be written: all of the step's, but those of void rows, and rejected drafts.
-fn num_written(plan: &Plan, outcome: Outcome<'_>, applied: &[bool]) -> u64 {
-    if outcome.num_accepted.is_none() && !applied.contains(&false) {
-        return plan.num_tokens as u64;
-    }
-    let rows = plan.rows.iter().enumerate().filter(|&(nth, _)| applied[nth]);
-    rows.map(|(nth, planned)| u64::from(planned.num - Told::of(outcome, nth, planned).rejected)).sum()
+fn num_written(plan: &Plan, outcome: Outcome<'_>) -> u64 {
+    let rejected = outcome.num_accepted.map_or(0, |accepted| {
+        let rows = plan.rows.iter().zip(accepted).filter(|(planned, _)| planned.is_named);
+        rows.map(|(planned, &accepted)| u64::from(planned.drafts - accepted.cast_unsigned())).sum()
+    });
+    plan.num_named_tokens as u64 - rejected
 }
 
 fn check_is_oldest(batch: &Batch, step: u64) -> Result<()> {
