@@ -105,9 +105,9 @@ fn plan_each(
                 Some(tokens) => {
                     let own = &tokens[token..token + added as usize];
                     token += own.len();
-                    for &token in own {
-                        add_token(row, pending, token.cast_unsigned());
-                    }
+                    let waiting = (row.len - row.flushed) as usize;
+                    pending.0[waiting..waiting + own.len()].copy_from_slice(bytemuck::cast_slice(own));
+                    row.len += added;
                 }
             }
             planned.has_placeholder = tokens.is_none_or(|tokens| tokens[token - added as usize] == -1);
@@ -123,8 +123,17 @@ fn plan_each(
     *cursor = Cursor { position, token };
 }
 
+/// Consecutive positions, four at a time: most rows have few of them.
 fn write_positions(first: u32, slot_base: i64, positions: &mut [i32], slots: &mut [i64]) {
-    for ((position, slot), at) in positions.iter_mut().zip(slots).zip(first..) {
+    let ((positions, last_positions), (slots, last_slots)) = (positions.as_chunks_mut(), slots.as_chunks_mut());
+    let mut at = first;
+    for (positions, slots) in positions.iter_mut().zip(slots) {
+        let four = [at, at + 1, at + 2, at + 3];
+        *positions = four.map(u32::cast_signed);
+        *slots = four.map(|at| slot_base + i64::from(at));
+        at += 4;
+    }
+    for ((position, slot), at) in last_positions.iter_mut().zip(last_slots).zip(at..) {
         *position = at.cast_signed();
         *slot = slot_base + i64::from(at);
     }

@@ -258,24 +258,22 @@ fn survey_plain(batch: &mut Batch, count: impl Fn(usize) -> u32, ahead: Ahead<'_
             Ahead::Blocks => 0,
             _ => end.saturating_sub(row.len).min(num),
         };
-        if added > 0 {
-            let is_right = match ahead {
-                Ahead::Given(tokens) => {
-                    used += added as usize;
-                    tokens.get(tokens_at..used)?.iter().all(|&token| token >= 0)
-                }
-                _ => row.takes_placeholder(num),
-            };
-            if !is_right {
-                return None;
-            }
+        used += added as usize;
+        if added > 0 && !matches!(ahead, Ahead::Given(_)) && !row.takes_placeholder(num) {
+            return None;
         }
-        needed += usize::from(grows);
-        batch.slow.push(Slow { row: at as u32, num, added, tokens_at: tokens_at as u32, needed: u32::from(grows) });
+        if grows {
+            needed += 1;
+            batch.slow.push(Slow { row: at as u32, num, added, tokens_at: tokens_at as u32, needed: 1 });
+        }
     }
     let is_right = match ahead {
         Ahead::Blocks => true,
-        Ahead::Given(tokens) => used == tokens.len() && num_tokens <= batch.shape.max_tokens,
+        Ahead::Given(tokens) => {
+            // The signs of all at once: a loop without a way out.
+            let signs = tokens.iter().fold(0, |signs, token| signs | token);
+            used == tokens.len() && signs >= 0 && num_tokens <= batch.shape.max_tokens
+        }
         Ahead::Unknown => num_tokens <= batch.shape.max_tokens,
     };
     is_right.then_some((needed, num_tokens))
