@@ -131,7 +131,7 @@ impl PySequence {
     /// last token is always computed. 0 while preempted.
     #[getter]
     fn num_cached(&self, py: Python<'_>) -> PyResult<usize> {
-        self.position(py, "num_cached", |sequence| sequence.num_cached)
+        self.position(py, "num_cached", |sequence| sequence.num_cached as usize)
     }
 
     /// Tokens whose KV the caller has said is written.

@@ -186,7 +186,7 @@ impl Replay {
         };
         self.pager.commit(handle, Some(self.chain.len() - 1))?;
         let prompt_blocks = self.trace.prompt_blocks[request];
-        let num_cached = self.pager.running(handle, "replay")?.num_cached;
+        let num_cached = self.pager.running(handle, "replay")?.num_cached as usize;
         self.totals.requests += 1;
         self.totals.prompt_blocks += u64::from(prompt_blocks);
         self.totals.hit_blocks += num_cached.min(prompt_blocks as usize) as u64;

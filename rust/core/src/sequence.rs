@@ -47,11 +47,24 @@ impl State {
 /// One running or preempted sequence.
 ///
 /// Its tokens are split in two: those of `path_blocks` blocks lie in the tree, between `root` and `end`; the rest in
-/// `tail`.
+/// `tail`. The fields are in this order in memory: what steps of a batch need of it is one cache line's worth, and what
+/// only load control and transfers ask for comes last.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Sequence {
     /// Its number.
     pub serial: u64,
+    /// Logical block -> physical block. It may lack the last token's block and have blocks beyond it.
+    pub table: Vec<BlockId>,
+    /// Its namespace.
+    pub root: NodeId,
+    /// The node at the end of its path, pinned once by it; the root for an empty path.
+    pub end: NodeId,
+    /// Blocks of its path.
+    pub path_blocks: usize,
+    /// First table position whose block is not the path's although the path covers it (a duplicate); none:
+    /// `usize::MAX`.
+    pub first_duplicate: usize,
     /// Its slot in the slab.
     pub slot: u32,
     /// May it be stepped?
@@ -62,39 +75,28 @@ pub struct Sequence {
     pub has_content: bool,
     /// Part of its path was forgotten, and cut off since: it publishes nothing more.
     pub is_silent: bool,
-    /// What it has announced: the end of its path, and the hash of the block behind it.
-    pub announced: Option<(NodeId, u32)>,
-    /// Its row in a batch.
-    pub seat: Seat,
-    /// Its namespace.
-    pub root: NodeId,
-    /// The node at the end of its path, pinned once by it; the root for an empty path.
-    pub end: NodeId,
-    /// Blocks of its path.
-    pub path_blocks: usize,
-    /// First table position whose block is not the path's although the path covers it (a duplicate); none:
-    /// `usize::MAX`.
-    pub first_duplicate: usize,
-    /// Logical block -> physical block. It may lack the last token's block and have blocks beyond it.
-    pub table: Vec<BlockId>,
-    /// Tokens after the path.
-    pub tail: Tail,
     /// Tokens, placeholders included.
     pub len: usize,
-    /// Found cached at admission.
-    pub num_cached: usize,
     /// KV written.
     pub num_committed: usize,
+    /// Tokens after the path.
+    pub tail: Tail,
+    /// Its row in a batch.
+    pub seat: Seat,
+    /// What it has announced: the end of its path, and the hash of the block behind it.
+    pub announced: Option<(NodeId, u32)>,
+    /// Found cached at admission.
+    pub num_cached: u32,
     /// `num_committed` when it was preempted.
-    pub lost_tokens: usize,
+    pub lost_tokens: u32,
     /// How often it gave its blocks back to come back later, and who it was forked from before that.
     pub num_preemptions: u32,
-    /// When it came back: the number of the next new sequence then, and of this return; (0, 0): never.
-    pub back: (u64, u64),
     /// The plan that it waits for.
     pub plan: Option<PlanId>,
     /// What is said of how long it runs.
     pub life: Life,
+    /// When it came back: the number of the next new sequence then, and of this return; (0, 0): never.
+    pub back: (u64, u64),
     /// What it has on the host.
     pub away: Option<Box<Away>>,
 }

@@ -9,7 +9,7 @@ mod support;
 use kvpager_core::Pager;
 use kvpager_core::batch::{Planned, Row};
 use kvpager_core::evict::{Departure, Slot};
-use kvpager_core::ids::{Handle, NodeId, Token};
+use kvpager_core::ids::{BlockId, Handle, NodeId, Token};
 use kvpager_core::index::{Node, Root};
 use kvpager_core::run::{RUN_TOKENS_MAX, Run};
 use kvpager_core::sequence::Sequence;
@@ -32,13 +32,24 @@ fn sizes_are_pinned() {
         ("Tail", size_of::<Tail>(), 48),
         ("Row", size_of::<Row>(), 40),
         ("Planned", size_of::<Planned>(), 16),
-        ("Sequence", size_of::<Sequence>(), 264),
+        ("Sequence", size_of::<Sequence>(), 256),
         ("Handle", size_of::<Handle>(), 16),
         ("NodeId", size_of::<NodeId>(), 4),
     ];
     for (name, size, pinned) in sizes {
         assert_eq!(size, pinned, "{name}");
     }
+}
+
+#[test]
+fn what_steps_need_of_a_sequence_is_in_its_first_64_bytes() {
+    let ends = [
+        std::mem::offset_of!(Sequence, table) + size_of::<Vec<BlockId>>(),
+        std::mem::offset_of!(Sequence, end) + size_of::<NodeId>(),
+        std::mem::offset_of!(Sequence, first_duplicate) + size_of::<usize>(),
+        std::mem::offset_of!(Sequence, is_silent) + size_of::<bool>(),
+    ];
+    assert!(ends.iter().all(|&end| end <= 64), "{ends:?}");
 }
 
 /// A prompt of so many full blocks, and a token; prompts of different numbers share nothing.

@@ -62,7 +62,7 @@ impl Checker<'_> {
     fn check_positions(&mut self, sequence: &Sequence) {
         let block_size = self.pager.config().block_size;
         let Sequence { serial, num_cached, num_committed, len, path_blocks, .. } = *sequence;
-        self.expect(num_cached <= num_committed && num_committed <= len, || {
+        self.expect(num_cached as usize <= num_committed && num_committed <= len, || {
             format!(
                 "I4: sequence {serial}: cached {num_cached} <= committed {num_committed} <= len {len} does not hold"
             )

@@ -107,7 +107,7 @@ impl Pager {
         }
         self.counters.admitted_sequences += 1;
         self.counters.queried_tokens += tokens.len() as u64;
-        self.counters.hit_tokens += sequence.num_cached as u64;
+        self.counters.hit_tokens += u64::from(sequence.num_cached);
         let handle = self.sequences.insert(sequence);
         if let Some(mut sequence) = self.sequences.take(handle) {
             sequence.slot = handle.slot;
@@ -141,7 +141,7 @@ impl Pager {
             pager.unpin_root(std::mem::replace(&mut sequence.root, root));
             sequence.is_silent = false;
             if from == State::Swapped {
-                sequence.lost_tokens = committed;
+                sequence.lost_tokens = committed as u32;
                 pager.give_back_host(sequence);
             } else {
                 pager.num_preempted -= 1;
@@ -149,7 +149,7 @@ impl Pager {
             sequence.state = State::Running;
             pager.note_return(sequence);
             pager.announce(sequence);
-            pager.counters.recomputed_tokens += sequence.lost_tokens.saturating_sub(sequence.num_cached) as u64;
+            pager.counters.recomputed_tokens += u64::from(sequence.lost_tokens.saturating_sub(sequence.num_cached));
             Ok(())
         })
     }
@@ -282,7 +282,7 @@ impl Pager {
         (sequence.end, sequence.path_blocks) = (end, hit_blocks);
         (sequence.table, sequence.tail) = (table, tail);
         sequence.has_content |= bits >= CONTENT_START;
-        (sequence.num_cached, sequence.num_committed) = (hit_tokens, hit_tokens);
+        (sequence.num_cached, sequence.num_committed) = (hit_tokens as u32, hit_tokens);
         self.count_running(sequence, true);
         if is_admit {
             self.evict.policy().on_admit(Self::context(sequence, Departure::Moved), hit_blocks);

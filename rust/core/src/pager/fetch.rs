@@ -260,7 +260,7 @@ impl Pager {
             sequence.is_silent |= live < member.end;
             if blocks > start {
                 self.counters.hit_tokens += ((blocks - start) * block_size) as u64;
-                sequence.num_cached = blocks * block_size;
+                sequence.num_cached = (blocks * block_size) as u32;
                 self.commit_to(&mut sequence, blocks * block_size);
             }
             self.sequences.put_back(member.sequence, sequence);

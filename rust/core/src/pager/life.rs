@@ -186,7 +186,7 @@ impl Pager {
         }
         sequence.tail.truncate(len - sequence.path_blocks * block_size, block_size);
         sequence.len = len;
-        sequence.num_cached = sequence.num_cached.min(len);
+        sequence.num_cached = sequence.num_cached.min(len as u32);
         sequence.num_committed = sequence.num_committed.min(len);
     }
 
@@ -270,7 +270,7 @@ impl Pager {
     pub(super) fn preempt_with(&mut self, sequence: &mut Sequence, handle: Handle, tokens: Known, why: Why) {
         self.leave_device(sequence, handle, tokens, Action::Recompute, why);
         sequence.state = State::Preempted;
-        sequence.lost_tokens = std::mem::take(&mut sequence.num_committed);
+        sequence.lost_tokens = std::mem::take(&mut sequence.num_committed) as u32;
         sequence.num_cached = 0;
         self.num_preempted += 1;
         self.counters.preemptions += 1;

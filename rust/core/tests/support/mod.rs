@@ -93,7 +93,7 @@ pub fn table(pager: &Pager, handle: Handle) -> &[u32] {
 }
 
 pub fn num_cached(pager: &Pager, handle: Handle) -> usize {
-    pager.running(handle, "num_cached").unwrap().num_cached
+    pager.running(handle, "num_cached").unwrap().num_cached as usize
 }
 
 pub fn hit_tokens(pager: &Pager, tokens: &[Token]) -> usize {
