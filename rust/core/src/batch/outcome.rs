@@ -11,7 +11,7 @@ pub struct Outcome<'a> {
     pub num_accepted: Option<&'a [i32]>,
 }
 
-impl<'a> Outcome<'a> {
+impl Outcome<'_> {
     /// The token behind a row's last position.
     #[must_use]
     pub fn token(&self, row: usize) -> i32 {
