@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simulate_model import Model
 
 from kvpager import ConfigError, Plan, Sequence
+from kvpager.cost import Work
 from kvpager.replay import PoolSize, replay
 from kvpager.simulate import (
     SCENARIOS,
@@ -75,12 +76,12 @@ def lengths_load(pairs: list[tuple[int, int]], arrivals: list[float] | None = No
 class Checked(Engine):
     """Recounts the pager after every step, and that the engine's idea of who runs is the pager's."""
 
-    def _pass(self, rows: int, tokens: int, pairs: int, context: int) -> None:
-        super()._pass(rows, tokens, pairs, context)
+    def _pass(self, rows: int, work: Work) -> None:
+        super()._pass(rows, work)
         assert self.pager.check() == []
         stats = self.pager.stats()
         assert stats.running_sequences == self.num_running
-        assert tokens <= self.config.max_step_tokens
+        assert work.tokens <= self.config.max_step_tokens
         assert len(self.running) <= self.config.max_running
 
     def _let_in(self) -> bool:

@@ -18,6 +18,7 @@ itself never asks: which of two ways to take is the caller's policy.
 from .devices import DEVICES, LINKS, UTILISATION, Device, Link, parse_device, parse_link, parse_seconds
 from .model import MAX_TOKENS, CostModel, Decision, Positions, Rates, Way
 from .shapes import DTYPE_BYTES, MODELS, Dtype, Experts, Latent, ModelShape, read_config
+from .step import OVERHEAD_S, Speed, Work
 
 __all__ = [
     "DEVICES",
@@ -25,6 +26,7 @@ __all__ = [
     "LINKS",
     "MAX_TOKENS",
     "MODELS",
+    "OVERHEAD_S",
     "UTILISATION",
     "CostModel",
     "Decision",
@@ -36,7 +38,9 @@ __all__ = [
     "ModelShape",
     "Positions",
     "Rates",
+    "Speed",
     "Way",
+    "Work",
     "parse_device",
     "parse_link",
     "parse_seconds",

@@ -15,6 +15,8 @@ policies give the same result. `engine` says what a step does and in which order
 and how to write a policy; `load` has the requests, from a trace or from `scenarios`; `runs` compares.
 """
 
+from ..cost import Speed
+from .chunks import Chunk, Fixed, Roofline, Slowdown, TimeTarget, parse_chunk
 from .engine import Engine, EngineConfig, SimulationError
 from .load import BlockIds, Load, SystemPrompts, Texts, TokenTexts, load_from_trace
 from .policies import (
@@ -37,7 +39,6 @@ from .record import Percentiles, Result, Timeline
 from .rows import Request
 from .runs import Run, capacity, compare
 from .scenarios import REQUESTS, SCENARIOS
-from .speed import Speed
 
 __all__ = [
     "REQUESTS",
@@ -47,10 +48,12 @@ __all__ = [
     "Advised",
     "Answer",
     "BlockIds",
+    "Chunk",
     "ConcurrencyLimit",
     "Engine",
     "EngineConfig",
     "FirstCome",
+    "Fixed",
     "Load",
     "Newest",
     "Percentiles",
@@ -58,13 +61,16 @@ __all__ = [
     "Request",
     "ReserveEverything",
     "Result",
+    "Roofline",
     "Run",
     "SimulationError",
+    "Slowdown",
     "Speed",
     "Stall",
     "Swap",
     "SystemPrompts",
     "Texts",
+    "TimeTarget",
     "Timeline",
     "TokenTexts",
     "Victims",
@@ -73,4 +79,5 @@ __all__ = [
     "compare",
     "load_from_trace",
     "parse_admission",
+    "parse_chunk",
 ]

@@ -3,12 +3,13 @@
 A step, in this order:
 
 1. What has arrived joins the end of the queue; copies that are over are reported.
-2. Requests that run take part in the order in which they were let in: all their tokens that are known and not computed,
-   one for who writes an answer, a chunk for who is in his prompt, as long as the step's tokens last. They take the
-   blocks for them. Where these do not fit, the victim policy is asked until they do. Who loses his blocks goes to the
-   front of the queue.
-3. If all fitted and nobody had to give way, requests are let in from the front of the queue while tokens and rows last,
-   and take part at once. One that does not come in keeps those behind it out, unless the admission policy scans on.
+2. Requests that run take part in the order in which they were let in: a token for who writes an answer, then prompts
+   with all that is known and not computed, as long as the step's tokens last. How many tokens of a prompt a step takes
+   the chunk policy says; one that is cut is the last. They take the blocks for them. Where these do not fit, the victim
+   policy is asked until they do. Who loses his blocks goes to the front of the queue.
+3. If all fitted, nobody had to give way and no prompt was cut, requests are let in from the front of the queue while
+   tokens and rows last, and take part at once. One that does not come in keeps those behind it out, unless the
+   admission policy scans on.
 4. The clock moves by what the step takes. Who computed all that is known of him has one token more. Who has his whole
    answer leaves; his full blocks stay cached.
 
@@ -28,13 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import Pager, Plan, Sequence
+from ..cost import Speed, Work
 from ..errors import ConfigError, KvPagerError, NeverFits, OutOfBlocks
+from .chunks import Chunk, Fixed
 from .link import Link
 from .load import Load
 from .policies import Admission, FirstCome, Newest, Recompute, Stall, Swap, Victims
 from .record import Recorder, Result
 from .rows import Request, Rows
-from .speed import Speed
 
 Progress = Callable[[int, int], None]
 
@@ -74,10 +76,12 @@ class Engine:
         speed: Speed,
         admission: Admission | None = None,
         victims: Victims | None = None,
+        chunk: Chunk | None = None,
     ) -> None:
         self.load, self.config, self.speed = load, config, speed
         self.admission: Admission = FirstCome() if admission is None else admission
         self.victims: Victims = Newest() if victims is None else victims
+        self.chunk: Chunk = Fixed() if chunk is None else chunk
         self.pager = Pager(
             config.num_blocks,
             config.block_size,
@@ -104,6 +108,7 @@ class Engine:
         self._arrivals: list[float] = load.arrivals_s.tolist()
         self._arrived = self._finished = 0
         self._in_step = False  # every row that runs got its last token in the step before, just now
+        self._spent = False  # some prompt of the step that is being planned had to be cut
         self.record = Recorder(load.num_requests)
 
     # What policies look at, and what they call.
@@ -122,6 +127,22 @@ class Engine:
     def num_planned_rows(self) -> int:
         """Rows that take part in the step that is being planned."""
         return int(np.count_nonzero(self._rows.counts))
+
+    @property
+    def running_tokens(self) -> int:
+        """Known tokens of those who run, prompts that are not through included: what their steps will read."""
+        moving = sum(copy.request.num_tokens for copy in self._link.copies)
+        return int(self._rows.known[self._rows.order].sum()) + moving
+
+    @property
+    def writing(self) -> Work:
+        """Those rows of the step that is being planned that write their answers."""
+        return self._rows.work(writing=True)
+
+    @property
+    def planned(self) -> Work:
+        """The step that is being planned, so far."""
+        return self._rows.work()
 
     @property
     def available_blocks(self) -> int:
@@ -199,7 +220,10 @@ class Engine:
     def step(self) -> bool:
         """Plan, let in, compute. False if there was nothing to do; a victim that gave way is something."""
         rows = self._rows
-        rows.plan(self.config.max_step_tokens)
+        rows.plan_writing(self.config.max_step_tokens)
+        self._spent = False
+        for row in rows.prompts():
+            self._take_chunk(row)
         fits, changed = self._make_room()
         if fits and not changed:
             changed = self._let_in()
@@ -252,11 +276,12 @@ class Engine:
 
     def _let_in(self) -> bool:
         """From the front of the queue, as long as tokens and rows last. Whether anybody came in."""
-        counts, waiting = self._rows.counts, self.waiting
-        tokens = self.config.max_step_tokens - int(counts.sum())
+        waiting = self.waiting
         came = place = 0
-        while place < len(waiting) and tokens > 0 and self.num_running < self.config.max_running:
+        while place < len(waiting) and not self._is_spent() and self.num_running < self.config.max_running:
             request = waiting[place]
+            if not self.chunk.room_for(self, request):
+                break
             entry = self._checked(request, self.admission.admit(self, request))
             if entry is None:
                 place += 1
@@ -269,25 +294,37 @@ class Engine:
                 self._copy(entry, request)
                 continue
             self._start(request, entry)
-            row = request.row
-            counts[row] = min(tokens, int(self._rows.known[row] - self._rows.planned[row]))
-            tokens -= int(counts[row])
+            self._take_chunk(request.row)
         return came > 0
+
+    def _is_spent(self) -> bool:
+        """Whether the step that is being planned takes no more prompts."""
+        return self._spent or int(self._rows.counts.sum()) >= self.config.max_step_tokens
+
+    def _take_chunk(self, row: int) -> None:
+        """A prompt takes part in the step with as much as that takes."""
+        if self._is_spent():
+            return
+        rows = self._rows
+        start = int(rows.planned[row])
+        wanted = int(rows.known[row]) - start
+        left = self.config.max_step_tokens - int(rows.counts.sum())
+        count = min(wanted, left, self.chunk.prompt_tokens(self, start))
+        rows.counts[row] = count
+        self._spent = count < wanted
 
     def _compute(self) -> None:
         """The step itself: time passes, tokens come, whoever has them all leaves."""
         rows = self._rows
         taking_part = rows.order[rows.counts[rows.order] > 0]
         counts = rows.counts[taking_part]
-        num_rows = self._batch.num_rows
+        num_rows, work = self._batch.num_rows, rows.work()
         step = self._batch.step(rows.counts[:num_rows])
         rows.recall()
         step.commit(rows.next_token[:num_rows])
         ends = rows.planned[taking_part] + counts
         rows.planned[taking_part] = ends
-        # A chunk of n tokens that ends at e looks at e - n + 1, ..., e tokens.
-        pairs = int((counts * (2 * ends - counts + 1)).sum()) // 2
-        self._pass(len(taking_part), int(counts.sum()), pairs, int(ends.sum()))
+        self._pass(len(taking_part), work)
         self._answer(taking_part[ends == rows.known[taking_part]])
 
     def _answer(self, answering: NDArray[np.int64]) -> None:
@@ -319,6 +356,7 @@ class Engine:
         some_wait = bool(self.waiting) and count < self.config.max_running
         last = int(rows.left[rows.order].min()) - 1
         until = self._arrivals[self._arrived] if self._arrived < self.load.num_requests else np.inf
+        self._spent = False
         counts, following = rows.counts[: self._batch.num_rows], rows.next_token[: self._batch.num_rows]
         context = int(rows.known[rows.order].sum())
         done = 0
@@ -334,7 +372,7 @@ class Engine:
             rows.recall()
             step.commit(following)
             before = self.now_s
-            self._pass(count, count, context, context)
+            self._pass(count, Work.writing(count, context))
             self.record.gaps.add(self.now_s - before, count)
             self.record.output_tokens += count
             rows.advance(self.now_s)
@@ -342,13 +380,13 @@ class Engine:
             done += 1
         return done > 0
 
-    def _pass(self, rows: int, tokens: int, pairs: int, context: int) -> None:
+    def _pass(self, rows: int, work: Work) -> None:
         """A step takes its time."""
-        seconds = self.speed.step_s(tokens, pairs, context)
+        seconds = self.speed.step_s(*work)
         self.now_s += seconds
         free, cached = self.pager.num_free_blocks, self.pager.num_evictable_blocks
         active = self.config.num_blocks - free - cached
-        self.record.step(self.now_s, seconds, rows, tokens, active, cached, free, len(self.waiting))
+        self.record.step(self.now_s, seconds, rows, work.tokens, active, cached, free, len(self.waiting))
 
     # Coming and going.
 
@@ -428,6 +466,7 @@ class Engine:
             load=load.name,
             admission=self.admission.name,
             victims=self.victims.name,
+            chunk=self.chunk.name,
             requests=load.num_requests,
             seconds=self.now_s - self._arrivals[0],
             useful_tokens=load.useful_tokens,

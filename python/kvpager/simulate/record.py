@@ -47,6 +47,7 @@ class Result:
     load: str
     admission: str
     victims: str
+    chunk: str
     requests: int
     steps: int
     seconds: float

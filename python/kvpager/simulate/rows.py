@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import Sequence
+from ..cost import Work
 from .load import Texts, Tokens
 
 
@@ -105,12 +106,27 @@ class Rows:
         request.row = -1
         self.counts[row] = 0
 
-    def plan(self, max_tokens: int) -> None:
-        """All that is known and not computed, the oldest first, as long as there are tokens."""
-        wanted = self.known[self.order] - self.planned[self.order]
-        before = np.cumsum(wanted) - wanted
+    def plan_writing(self, max_tokens: int) -> None:
+        """A token for each row that writes its answer, the oldest first, as long as there are tokens."""
+        writing = self.order[self.known[self.order] - self.planned[self.order] == 1]
         self.counts[:] = 0
-        self.counts[self.order] = np.minimum(wanted, np.maximum(max_tokens - before, 0))
+        self.counts[writing[:max_tokens]] = 1
+
+    def prompts(self) -> list[int]:
+        """The rows that are in their prompts, the oldest first."""
+        rows: list[int] = self.order[self.known[self.order] - self.planned[self.order] > 1].tolist()
+        return rows
+
+    def work(self, *, writing: bool = False) -> Work:
+        """What the planned step does; or only what those do who write."""
+        rows = self.order[self.counts[self.order] > 0]
+        if writing:
+            rows = rows[self.known[rows] - self.planned[rows] == 1]
+        counts, starts = self.counts[rows], self.planned[rows]
+        ends = starts + counts
+        # A chunk of n tokens that ends at e looks at e - n + 1, ..., e tokens.
+        pairs = int((counts * (starts + ends + 1)).sum()) // 2
+        return Work(int(counts.sum()), pairs, int(ends.sum()))
 
     def plan_one_each(self) -> bool:
         """One token for each row; False if some row is not writing its answer."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..cost import Speed
+from .chunks import Chunk, Fixed
 from .engine import Engine, EngineConfig, Progress
 from .load import Load
 from .policies import Admission, ReserveEverything, Victims
 from .record import Result
-from .speed import Speed
 
 
 def capacity(load: Load, config: EngineConfig, speed: Speed, progress: Progress | None = None) -> float:
@@ -30,6 +32,9 @@ def capacity(load: Load, config: EngineConfig, speed: Speed, progress: Progress 
     return (len(counted) - 1) / seconds if seconds else len(finished) / float(finished[-1])
 
 
+WHOLE_STEP = Fixed()
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One engine and the rate at which it is asked, as a share of its capacity; None: as the load has it."""
@@ -37,6 +42,7 @@ class Run:
     admission: Admission
     victims: Victims
     load_factor: float | None = None
+    chunk: Chunk = WHOLE_STEP
 
 
 def compare(
@@ -46,7 +52,10 @@ def compare(
     runs: Sequence[Run],
     progress: Progress | None = None,
 ) -> Iterator[Result]:
-    """One result a run, in their order; `progress` counts the requests of all runs together."""
+    """One result a run, in their order; `progress` counts the requests of all runs together.
+
+    A policy is for one run: each run takes a copy of its own.
+    """
     scaled = [run.load_factor for run in runs if run.load_factor is not None]
     passes = len(runs) + bool(scaled)
 
@@ -58,5 +67,5 @@ def compare(
     full = capacity(load, config, speed, report(0)) if scaled else 0.0
     for number, run in enumerate(runs, bool(scaled)):
         asked = load if run.load_factor is None else load.at_rate(run.load_factor * full)
-        result = Engine(asked, config, speed, run.admission, run.victims).run(report(number))
+        result = Engine(asked, config, speed, deepcopy(run.admission), run.victims, run.chunk).run(report(number))
         yield replace(result, load_factor=run.load_factor, capacity_per_s=full or None)
