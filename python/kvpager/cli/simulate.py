@@ -19,15 +19,20 @@ from ..simulate import (
     REQUESTS,
     SCENARIOS,
     Admission,
+    BestLimit,
+    Chunk,
     EngineConfig,
+    Fixed,
     Load,
     Newest,
     Result,
     Run,
     Speed,
     compare,
+    idle_itl,
     load_from_trace,
-    parse_admission,
+    parse_chunk,
+    parse_policy,
 )
 from ..traces import read_trace
 from .cost import model_shape, parsed
@@ -51,6 +56,8 @@ class Study:
     config: EngineConfig
     speed: Speed
     results: list[Result]
+    idle_itl_p99: float | None
+    """On an engine that serves one request at a time, where a limit was found by it."""
 
     @property
     def title(self) -> str:
@@ -99,8 +106,8 @@ class Remembering(click.Command):
     "policies",
     metavar="POLICIES",
     default=DEFAULT_POLICIES,
-    callback=comma_list(parse_admission),
-    help="Who may start: first-come, watermark:SHARE%, limit:N, reserve; comma-separated.",
+    callback=comma_list(parse_policy),
+    help="Who may start: first-come, watermark:SHARE%, limit:N, reserve, adaptive, ...; comma-separated.",
 )
 @click.option(
     "--when-full",
@@ -109,6 +116,14 @@ class Remembering(click.Command):
     default="recompute",
     callback=comma_list(one_of("--when-full", ("recompute", "swap", "stall"))),
     help="What happens when the rows of a step do not fit: recompute, swap, stall; comma-separated.",
+)
+@click.option(
+    "--chunk",
+    "chunks",
+    metavar="CHUNKS",
+    default="full",
+    callback=comma_list(parse_chunk),
+    help="Prompt tokens a step beside those who write: full, N, roofline, itl:TIME, slowdown:FACTOR; comma-separated.",
 )
 @click.option(
     "--load",
@@ -177,8 +192,9 @@ class Remembering(click.Command):
 @json_option
 def simulate(
     workload: str,
-    policies: list[Admission],
+    policies: list[Admission | BestLimit],
     hows: list[Any],
+    chunks: list[Chunk],
     loads: list[float] | None,
     requests: int | None,
     blocks: int,
@@ -214,7 +230,19 @@ def simulate(
       first-come      whoever fits now
       watermark:5%    whoever fits and leaves 5% of the pool for those who run
       limit:64        whoever fits while fewer than 64 run
+      limit:1.2x      the best limit, found by trying: most requests a second with an ITL p99 of at most 1.2 times that
+                      of an engine that serves one request at a time
       reserve         whoever fits with the longest answer he may get, beside all others with theirs
+      adaptive:5%     whoever fits without those who run being expected to run out: kvpager.Admission, at a risk of 5%
+      known:5%        the same, told how long each answer will be
+
+    \b
+    --chunk: how much of a prompt a step computes beside those who write. They wait for each step: this sets the ITL
+      full            as much as --max-step-tokens has room for
+      512             so many tokens
+      roofline        what is computed while the step reads weights and KV anyway: hardly anybody notices
+      itl:8ms         what fits into steps of 8 ms; who would make the reading alone longer waits outside
+      slowdown:1.2    the same, with steps of 1.2 times what a token takes whoever writes alone
 
     \b
     steps        steps of the engine until all have their answers
@@ -240,6 +268,8 @@ def simulate(
           three ways to make room
       kvpager simulate mixed --load 0.5,0.7,0.9,1.1 --policy first-come,watermark:5% --html mixed.html
           latency against load, as a report
+      kvpager simulate mixed --load 0.95 --policy adaptive --chunk full,512,roofline,itl:8ms
+          what prompts do to the time between tokens
       kvpager simulate trace.jsonl.gz --blocks 20000 --requests 10000 --json
     """
     config = EngineConfig(
@@ -261,9 +291,16 @@ def simulate(
         factors: list[float | None] = list(loads) if loads else [LOADS.get(load.name)]
         if loads and load.arrivals_s[0] == load.arrivals_s[-1]:
             raise click.UsageError(f"--load means nothing to {printable(load.name)}, where all requests arrive at once")
-        runs = [Run(policy, Newest(how), factor) for policy in policies for how in hows for factor in factors]
+        runs = [
+            Run(policy, Newest(how), factor, chunk)
+            for policy in policies
+            for how in hows
+            for chunk in chunks
+            for factor in factors
+        ]
         results = list(compare(load, config, speed, runs, bar.stage("serving")))
-    study = Study(load, config, speed, results)
+    found = any(isinstance(policy, BestLimit) for policy in policies)
+    study = Study(load, config, speed, results, idle_itl(load, speed).p99 if found else None)
     if plot is not None:
         plot_results(results, study.title, plot)
     if html is not None:
@@ -285,10 +322,11 @@ def _load(workload: str, requests: int | None, seed: int, bar: Bar) -> Load:
 
 def _columns(study: Study, percentiles: Sequence[str] = ("p50", "p99")) -> list[str]:
     ways = len({result.victims for result in study.results}) > 1 or study.results[0].victims != "recompute"
+    chunks = {result.chunk for result in study.results} != {Fixed().name}
     rates = any(result.load_factor is not None for result in study.results)
     first, *others = percentiles
     return [
-        *("policy", *(["when full"] if ways else []), *(["load"] if rates else [])),
+        *("policy", *(["when full"] if ways else []), *(["chunk"] if chunks else []), *(["load"] if rates else [])),
         *("steps", "tax", "preempted", *(["hits"] if study.shares else []), "in use", "running", "useful/s"),
         *(f"TTFT {first}, s", *others, f"ITL {first}, ms", *others),
     ]
@@ -301,6 +339,7 @@ def _rows(study: Study, percentiles: Sequence[str] = ("p50", "p99")) -> list[lis
         cells = {
             "policy": result.admission,
             "when full": result.victims,
+            "chunk": result.chunk,
             "load": "" if result.load_factor is None else f"{result.load_factor:.0%}",
             "steps": f"{result.steps:,}",
             "tax": f"{result.tax:.1%}",
@@ -321,15 +360,23 @@ def _ms(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{1000 * seconds:,.2f}"
 
 
+def _number(value: float | None) -> float | None:
+    """None for what is not there, in JSON."""
+    return None if value is None or math.isnan(value) else value
+
+
 def _print(study: Study) -> None:
-    left = 2 if "when full" in _columns(study) else 1
-    print_table(study.title.replace("; ", ";\n", 1), _columns(study), _rows(study), left=left)
+    columns = _columns(study)
+    left = 1 + ("when full" in columns) + ("chunk" in columns)
+    print_table(study.title.replace("; ", ";\n", 1), columns, _rows(study), left=left)
     results = study.results
     if not study.shares:
         bound = results[0].lower_bound_steps
         print_text(f"Nothing is shared: no policy needs fewer than {bound:,} steps, for want of blocks.")
     if (full := results[0].capacity_per_s) is not None:
         print_text(f"The load that fills the pool, 100%: {full:,.2f} requests a second.")
+    if study.idle_itl_p99 is not None:
+        print_text(f"One request at a time: ITL p99 {_ms(study.idle_itl_p99)} ms.")
     busiest = at_the_highest_load(results)
     worst, best = max(busiest, key=lambda r: r.tax), min(busiest, key=lambda r: (r.tax, r.steps))
     if worst.tax > best.tax:
@@ -354,6 +401,7 @@ def _print_json(study: Study, seed: int | None, plot: Path | None, html: Path | 
         },
         engine=asdict(study.config),
         speed=asdict(study.speed),
+        idle_itl_p99=_number(study.idle_itl_p99),
         rows=[result.as_dict() for result in study.results],
         plot=None if plot is None else str(plot),
         html=None if html is None else str(html),

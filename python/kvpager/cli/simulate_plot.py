@@ -67,7 +67,27 @@ def pictures(results: Sequence[Result]) -> Iterator[Picture]:
             "Time to the first token against load",
             "100% is the rate that the engine serves when its queue never empties: above it the queue grows for ever.",
             CHART_HEIGHT,
-            lambda figure: _draw_latency(figure.subplots(), results, names),
+            lambda figure: _draw_latency(
+                figure.subplots(),
+                results,
+                names,
+                "Time to the first token",
+                "seconds",
+                lambda result: (result.ttft.p99, result.ttft.p50),
+            ),
+        )
+        yield Picture(
+            "Time between tokens against load",
+            "Who writes waits for the whole of each step: for all that is read, and for the prompts computed beside.",
+            CHART_HEIGHT,
+            lambda figure: _draw_latency(
+                figure.subplots(),
+                results,
+                names,
+                "Time between tokens",
+                "milliseconds",
+                lambda result: (1000 * result.itl.p99, 1000 * result.itl.p50),
+            ),
         )
 
 
@@ -77,18 +97,26 @@ def at_the_highest_load(results: Sequence[Result]) -> list[Result]:
     return [result for result in results if (result.load_factor or 0.0) == highest]
 
 
-def policy_names(results: Sequence[Result]) -> dict[tuple[str, str], str]:
-    """What to call each policy: its admission, and what happens when the pool is full where that differs."""
-    keys = list(dict.fromkeys((result.admission, result.victims) for result in results))
-    several = len({victims for _, victims in keys}) > 1
-    return {(admission, how): f"{admission}, {how}" if several else admission for admission, how in keys}
+Key = tuple[str, str, str]
 
 
-def policy_name(result: Result, names: dict[tuple[str, str], str]) -> str:
-    return names[result.admission, result.victims]
+def _key(result: Result) -> Key:
+    return result.admission, result.victims, result.chunk
 
 
-def _draw_pools(figure: FigureBase, results: Sequence[Result], names: dict[tuple[str, str], str]) -> None:
+def policy_names(results: Sequence[Result]) -> dict[Key, str]:
+    """What to call each policy: its admission; what happens when the pool is full, and the chunk, where they differ."""
+    keys = list(dict.fromkeys(map(_key, results)))
+    # The first of the three always, the others where they differ.
+    differ = [True, *(len(set(values)) > 1 for values in list(zip(*keys, strict=True))[1:])]
+    return {key: ", ".join(word for word, shown in zip(key, differ, strict=True) if shown) for key in keys}
+
+
+def policy_name(result: Result, names: dict[Key, str]) -> str:
+    return names[_key(result)]
+
+
+def _draw_pools(figure: FigureBase, results: Sequence[Result], names: dict[Key, str]) -> None:
     """A panel a run, all at the same scales."""
     across = min(len(results), ACROSS)
     panels = figure.subplots(-(-len(results) // across), across, sharey=True, squeeze=False)
@@ -121,12 +149,12 @@ def _draw_pools(figure: FigureBase, results: Sequence[Result], names: dict[tuple
     figure.legend(handles, words, loc="outside upper right", ncols=4, fontsize="small", frameon=False)
 
 
-def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[tuple[str, str], str]) -> None:
+def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[Key, str]) -> None:
     """Each kind of policy is a curve of its own; first come is a watermark of nothing."""
-    kinds: dict[tuple[str, str], list[Result]] = {}
+    kinds: dict[Key, list[Result]] = {}
     for result in results:
         kind = result.admission.partition(" ")[0].replace("first", "watermark")
-        kinds.setdefault((kind, result.victims), []).append(result)
+        kinds.setdefault((kind, result.victims, result.chunk), []).append(result)
     for number, members in enumerate(kinds.values()):
         points = sorted((result.steps, 100 * result.tax) for result in members)
         xs, ys = zip(*points, strict=True)
@@ -168,11 +196,18 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[tuple[str, str]
     axes.grid(alpha=0.3)
 
 
-def _draw_latency(axes: Axes, results: Sequence[Result], names: dict[tuple[str, str], str]) -> None:
+def _draw_latency(
+    axes: Axes,
+    results: Sequence[Result],
+    names: dict[Key, str],
+    words: str,
+    unit: str,
+    percentiles: Callable[[Result], tuple[float, float]],
+) -> None:
     """A line a policy, at the 99th percentile, and a thin one at the median."""
     for number, name in enumerate(names.values()):
         points = sorted(
-            (100 * (result.load_factor or 0.0), result.ttft.p99, result.ttft.p50)
+            (100 * (result.load_factor or 0.0), *percentiles(result))
             for result in results
             if policy_name(result, names) == name
         )
@@ -181,7 +216,7 @@ def _draw_latency(axes: Axes, results: Sequence[Result], names: dict[tuple[str, 
         axes.plot(loads, medians, marker=".", color=f"C{number}", linestyle="--", linewidth=1)
     axes.set_yscale("log")
     axes.set_xlabel("load, % of what fills the pool")
-    axes.set_ylabel("seconds, log scale")
-    axes.set_title("Time to the first token: p99, and p50 dashed", loc="left", fontsize="medium")
+    axes.set_ylabel(f"{unit}, log scale")
+    axes.set_title(f"{words}: p99, and p50 dashed", loc="left", fontsize="medium")
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize="small")

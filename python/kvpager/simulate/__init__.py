@@ -11,13 +11,15 @@
 
 It drives a real `kvpager.Pager` through the calls that a server makes, so hits, evictions, refusals and recomputed
 tokens are the pager's own. Only time is modelled (`speed`): nothing sleeps, and the same load, configuration and
-policies give the same result. `engine` says what a step does and in which order; `policies` says what may be decided
-and how to write a policy; `load` has the requests, from a trace or from `scenarios`; `runs` compares.
+policies give the same result. `engine` says what a step does and in which order; `policies` and `chunks` say what may
+be decided and how to write a policy; `load` has the requests, from a trace or from `scenarios`; `runs`
+compares, `limits` finds the best fixed limit.
 """
 
 from ..cost import Speed
 from .chunks import Chunk, Fixed, Roofline, Slowdown, TimeTarget, parse_chunk
 from .engine import Engine, EngineConfig, SimulationError
+from .limits import BestLimit, idle_itl, parse_policy
 from .load import BlockIds, Load, SystemPrompts, Texts, TokenTexts, load_from_trace
 from .policies import (
     Adaptive,
@@ -47,6 +49,7 @@ __all__ = [
     "Admission",
     "Advised",
     "Answer",
+    "BestLimit",
     "BlockIds",
     "Chunk",
     "ConcurrencyLimit",
@@ -77,7 +80,9 @@ __all__ = [
     "Watermark",
     "capacity",
     "compare",
+    "idle_itl",
     "load_from_trace",
     "parse_admission",
     "parse_chunk",
+    "parse_policy",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 from ..cost import Speed
 from .chunks import Chunk, Fixed
 from .engine import Engine, EngineConfig, Progress
+from .limits import BestLimit
 from .load import Load
 from .policies import Admission, ReserveEverything, Victims
 from .record import Result
@@ -39,7 +40,7 @@ WHOLE_STEP = Fixed()
 class Run:
     """One engine and the rate at which it is asked, as a share of its capacity; None: as the load has it."""
 
-    admission: Admission
+    admission: Admission | BestLimit
     victims: Victims
     load_factor: float | None = None
     chunk: Chunk = WHOLE_STEP
@@ -67,5 +68,9 @@ def compare(
     full = capacity(load, config, speed, report(0)) if scaled else 0.0
     for number, run in enumerate(runs, bool(scaled)):
         asked = load if run.load_factor is None else load.at_rate(run.load_factor * full)
-        result = Engine(asked, config, speed, deepcopy(run.admission), run.victims, run.chunk).run(report(number))
+        if isinstance(run.admission, BestLimit):
+            _, result = run.admission.find(asked, config, speed, run.victims, run.chunk, report(number))
+        else:
+            policy = deepcopy(run.admission)
+            result = Engine(asked, config, speed, policy, run.victims, run.chunk).run(report(number))
         yield replace(result, load_factor=run.load_factor, capacity_per_s=full or None)
