@@ -85,7 +85,7 @@ def approximately(value: float) -> Any:
     return pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["shapes", "devices", "model", "crossing"])
+@pytest.mark.parametrize("name", ["shapes", "devices", "model", "crossing", "step"])
 def test_docstring_examples(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"kvpager.cost.{name}"))
     assert result.failed == 0

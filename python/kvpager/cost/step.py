@@ -62,7 +62,7 @@ class Speed:
     '7.0 ms'
     >>> chunk = speed.prompt_tokens(writers)
     >>> chunk, f"{1000 * speed.step_s(*writers.with_prompt(0, chunk)):.1f} ms"
-    (258, '7.0 ms')
+    (256, '7.0 ms')
     """
 
     name: str

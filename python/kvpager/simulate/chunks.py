@@ -31,7 +31,10 @@ class Chunk(Protocol):
         """What tables and pictures call it."""
 
     def prompt_tokens(self, engine: Engine, start: int) -> int:
-        """How many tokens of a prompt, behind `start` that are computed or cached, this step takes; at least 1."""
+        """How many tokens of a prompt, behind `start` that are computed or cached, this step takes.
+
+        At least 1, unless another prompt takes part already.
+        """
 
     def room_for(self, engine: Engine, request: Request) -> bool:
         """Whether steps are short enough with this request among them. With nothing running it must be True."""
@@ -52,12 +55,13 @@ class Fixed:
         return "whole step" if self.tokens is None else f"{self.tokens:,}"
 
     def prompt_tokens(self, engine: Engine, start: int) -> int:
-        if self.tokens is None:
-            return MAX_TOKENS
-        return max(1, self.tokens - engine.planned.tokens + engine.writing.tokens)
+        return MAX_TOKENS if self.tokens is None else max(0, self.tokens - self._taken(engine))
 
     def room_for(self, engine: Engine, request: Request) -> bool:
-        return True
+        return self.tokens is None or self._taken(engine) < self.tokens
+
+    def _taken(self, engine: Engine) -> int:
+        return engine.planned.tokens - engine.writing.tokens
 
 
 @dataclass(frozen=True, slots=True)
