@@ -257,17 +257,17 @@ def test_what_is_no_limit(text: str) -> None:
 H100 = Speed.of(CostModel.of("llama-3.1-8b", "h100", "25GB/s"))
 
 
-def run(load: Load, chunk: Chunk, config: EngineConfig) -> Result:
-    return Engine(load, config, H100, Adaptive(), chunk=chunk).run()
+def run(load: Load, chunk: Chunk, config: EngineConfig, speed: Speed = H100) -> Result:
+    return Engine(load, config, speed, Adaptive(), chunk=chunk).run()
 
 
-def goal(load: Load, config: EngineConfig, *load_factors: float) -> None:
+def goal(load: Load, config: EngineConfig, *load_factors: float, speed: Speed = H100) -> None:
     """At least 98 % of the throughput of the best fixed limit, at most 1.05 times its p99 ITL, and nothing tuned."""
-    full = capacity(load, config, H100)
+    full = capacity(load, config, speed)
     for factor in load_factors:
         asked = load.at_rate(factor * full)
-        _, best = BestLimit(1.2).find(asked, config, H100)
-        ours = run(asked, Slowdown(1.2), config)
+        _, best = BestLimit(1.2).find(asked, config, speed)
+        ours = run(asked, Slowdown(1.2), config, speed)
         assert ours.requests_per_s >= 0.98 * best.requests_per_s
         assert ours.itl.p99 <= 1.05 * best.itl.p99
 
@@ -287,6 +287,16 @@ def test_the_time_between_tokens_at_length(seed: int) -> None:
 def test_the_time_between_tokens_of_real_chats() -> None:
     load = load_from_trace(read_trace(trace_file("conversation_trace.jsonl"))).first(2000)
     goal(load, EngineConfig(num_blocks=20_000), 0.6, 0.8, 0.95, 1.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "device", "ranks"),
+    [("llama-3.1-8b", "b200", 1), ("llama-3.1-8b", "l40s", 1), ("llama-3.1-70b", "h200", 4), ("llama-2-7b", "a100", 1)],
+)
+def test_the_time_between_tokens_of_other_models_and_devices(model: str, device: str, ranks: int) -> None:
+    speed = Speed.of(CostModel.of(model, device, "25GB/s", ranks=ranks))
+    goal(SCENARIOS["mixed"](4, 300), EngineConfig(), 0.6, 1.1, speed=speed)
 
 
 @pytest.mark.parametrize("load_factor", [0.6, 0.95, 2.0])

@@ -70,6 +70,39 @@ class TestTables:
             (row,) = says.json(name, *quick)["rows"]
             assert row["load_factor"] == share
 
+    def test_chunks(self, says: Says) -> None:
+        asked = (
+            "mixed",
+            "--requests",
+            "60",
+            "--load",
+            "0.9",
+            "--policy",
+            "first-come,adaptive",
+            "--chunk",
+            "full,64,roofline",
+        )
+        out = says.text(*asked)
+        header = next(line for line in out.splitlines() if "steps" in line)
+        assert header.split()[:3] == ["policy", "chunk", "load"]
+        assert re.findall(r"^ (?:first come|adaptive 5%) +(whole step|64|roofline) +90% ", out, re.MULTILINE) == [
+            *("whole step", "64", "roofline") * 2
+        ]
+        rows = says.json(*asked)["rows"]
+        assert [row["chunk"] for row in rows] == ["whole step", "64", "roofline"] * 2
+        assert rows[2]["itl"]["p99"] < rows[0]["itl"]["p99"]
+        # Who does not ask sees nothing of it.
+        assert "chunk" not in says.text(*SMALL, "--policy", "reserve")
+
+    def test_the_best_limit(self, says: Says) -> None:
+        asked = ("mixed", "--requests", "60", "--load", "0.9,1.2", "--policy", "limit:1.2x")
+        result = says.json(*asked)
+        for row in result["rows"]:
+            assert re.fullmatch(r"limit \d+", row["admission"])
+            assert row["itl"]["p99"] <= 1.2 * result["idle_itl_p99"] * (1 + 1e-9)
+        assert f"One request at a time: ITL p99 {1000 * result['idle_itl_p99']:.2f} ms." in says.text(*asked)
+        assert says.json(*SMALL, "--policy", "reserve")["idle_itl_p99"] is None
+
     def test_a_trace(self, says: Says, tmp_path: Path) -> None:
         lines = [
             {"timestamp": 1000 * i, "input_length": 40, "output_length": 5, "block_size": 16, "hash_ids": [0, 1]}
@@ -174,6 +207,7 @@ class TestFiles:
                     "The pool over time at 90% load",
                     "Tax against steps at 90% load",
                     "Time to the first token against load",
+                    "Time between tokens against load",
                 ],
             ),
         ],
@@ -225,6 +259,12 @@ class TestRefusals:
             (("thrash", "--when-full", "swap"), "needs a host tier: give it --host-blocks"),
             (("thrash", "--model", "gpt"), "model 'gpt': expected one of"),
             (("thrash", "--gpu", "abacus"), "device 'abacus': expected one of"),
+            (
+                ("thrash", "--policy", "limit:0.5x"),
+                "a limit at 0.5 times the ITL of an idle engine: expected at least 1",
+            ),
+            (("thrash", "--chunk", "full,half"), "chunk 'half': expected full, 512, roofline, itl:8ms or slowdown:1.2"),
+            (("thrash", "--chunk", "itl:8"), "time '8': expected seconds with a unit"),
             (("thrash", "--overhead", "3"), "time '3': expected seconds with a unit"),
             (("thrash", "--max-running", "0"), "0 is not in the range"),
         ],

@@ -53,6 +53,31 @@ def test_what_the_text_says_of_the_tables() -> None:
     assert f"{steps['watermark 5%'] / steps['first come'] - 1:.0%} more steps" in text
 
 
+def test_what_the_text_says_of_the_time_between_tokens() -> None:
+    *_, chunks, limits = blocks("console")
+    rows = {line[15:28].strip(): line.split()[-8:] for line in chunks.splitlines() if line.startswith(" adaptive")}
+    itl = {name: float(row[-1]) for name, row in rows.items()}
+    useful = {name: int(row[-5].replace(",", "")) for name, row in rows.items()}
+    # "a tenth of the ITL, more throughput", "256 happens to be it", "512 makes the ITL two thirds longer".
+    assert itl["roofline"] < 0.11 * itl["whole step"]
+    assert useful["roofline"] > useful["whole step"]
+    assert itl["256"] == pytest.approx(itl["roofline"], rel=0.02)
+    assert itl["512"] / itl["roofline"] == pytest.approx(5 / 3, rel=0.05)
+    assert itl["8 ms"] < 8.05
+    # The goal, row by row: at least 98% of the throughput of the best limit, at most 1.05 times its ITL.
+    found = {
+        (match[1], match[2]): match[3].split()
+        for match in re.finditer(
+            r"^ (limit|adaptive) .*?(?:whole step|1\.2 x alone) +(\d+)% (.*)$", limits, re.MULTILINE
+        )
+        if (match[1] == "limit") == ("whole step" in match[0])
+    }
+    for load in ("60", "80", "95", "110"):
+        ours, best = found["adaptive", load], found["limit", load]
+        assert int(ours[-5].replace(",", "")) >= 0.98 * int(best[-5].replace(",", ""))
+        assert float(ours[-1]) <= 1.05 * float(best[-1])
+
+
 def test_pictures_are_there() -> None:
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
     assert pictures
