@@ -10,7 +10,8 @@
     else:
         victim.preempt()
 
-`shapes` counts what a model keeps and computes, `devices` has the hardware, `model` compares. Predictions are as good
+`shapes` counts what a model keeps and computes, `devices` has the hardware, `model` compares; `step` says how long a
+step takes, and how many prompt tokens fit into one. Predictions are as good
 as their assumptions; `CostModel.calibrate` replaces the largest of them by a few points that you measured. The pager
 itself never asks: which of two ways to take is the caller's policy.
 """
