@@ -11,9 +11,9 @@
         victim.preempt()
 
 `shapes` counts what a model keeps and computes, `devices` has the hardware, `model` compares; `step` says how long a
-step takes, and how many prompt tokens fit into one. Predictions are as good
-as their assumptions; `CostModel.calibrate` replaces the largest of them by a few points that you measured. The pager
-itself never asks: which of two ways to take is the caller's policy.
+step takes, and how many prompt tokens fit into one. Predictions are as good as their assumptions; `CostModel.calibrate`
+replaces the largest of them by a few points that you measured. The pager itself never asks: which of two ways to take
+is the caller's policy.
 """
 
 from .devices import DEVICES, LINKS, UTILISATION, Device, Link, parse_device, parse_link, parse_seconds
