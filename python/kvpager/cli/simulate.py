@@ -242,7 +242,7 @@ def simulate(
       512             so many tokens
       roofline        what is computed while the step reads weights and KV anyway: hardly anybody notices
       itl:8ms         what fits into steps of 8 ms; who would make the reading alone longer waits outside
-      slowdown:1.2    the same, with steps of 1.2 times what a token takes whoever writes alone
+      slowdown:1.2    roofline; who would make steps longer than 1.2 times those of a request alone waits outside
 
     \b
     steps        steps of the engine until all have their answers

@@ -109,9 +109,10 @@ class TimeTarget(Roofline):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown(Roofline):
-    """Steps of so many times what a token would take on an engine of its own, with the mean context of those who write.
+    """`Roofline`, and steps that read no longer than so many times a step of one request alone, of the mean context.
 
-    It is `TimeTarget` for who has no target: an idle engine is the measure, whatever model, device and requests are.
+    Who would make them longer waits outside. It is for who has no `TimeTarget`: an idle engine is the measure, whatever
+    model, device and requests are.
     """
 
     factor: float
@@ -123,9 +124,6 @@ class Slowdown(Roofline):
     @property
     def name(self) -> str:
         return f"{self.factor:g} x alone"
-
-    def target_s(self, engine: Engine) -> float:
-        return self.factor * engine.speed.token_alone_s(engine.writing.kv_tokens / engine.writing.tokens)
 
     def room_for(self, engine: Engine, request: Request) -> bool:
         rows, context = engine.num_running + 1, engine.running_tokens + request.num_tokens
