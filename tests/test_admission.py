@@ -311,6 +311,17 @@ def test_what_rows_of_a_batch_know_counts() -> None:
     assert admission.survival(np.array([4, 5])) == pytest.approx([1.0, 0.5])
 
 
+def test_a_row_before_its_first_step_holds_what_its_sequence_holds() -> None:
+    pager = Pager(1000, 4)
+    admission = Admission(pager, prior_tokens=10_000, memory=1_000_000)
+    batch = pager.batch(4, max_blocks=100)
+    rows = [admitted(admission.try_admit(prompt(number, 40), expected_tokens=8)) for number in range(3)]
+    for sequence in rows:
+        batch.add(sequence)
+        rows[0].fork()[0].release("aborted")  # what was found out holds no more
+        assert admission.outlook()[1][0] == pytest.approx(30, abs=1.5) == pager.stats().active_blocks
+
+
 # ---- the extremes ----------------------------------------------------------------------------------------------------
 
 OPERATIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 9)), max_size=60)

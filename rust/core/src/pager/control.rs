@@ -366,10 +366,7 @@ impl Pager {
         let mut held = 0;
         for sequence in self.sequences.iter().filter(|sequence| !sequence.pinned) {
             let len = self.len_now(sequence);
-            if Self::is_member(sequence) && sequence.lost_tokens > 0 {
-                // Who was preempted once is not to be preempted again: its end is not counted on.
-                waiting.push((sequence.life.kind as usize, len.saturating_sub(sequence.life.prompt)));
-            } else if Self::is_member(sequence) {
+            if Self::is_member(sequence) {
                 let (blocks, shared) = (sequence.table.len() as u32, self.shared_blocks(sequence) as u32);
                 let member = sequence.life.member(len, blocks, shared, block_size);
                 held += member.blocks as usize;
