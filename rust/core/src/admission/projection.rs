@@ -8,8 +8,17 @@
 use super::survival::{BINS, Survival, bin};
 
 const GRID: usize = 53;
-/// Ages that are told apart: an eighth of an octave.
-const AGES: usize = BINS / 2;
+/// Where fewer than this share of a group goes on, it is taken to be over: what it still held would be less than it has.
+const OVER: f64 = 1e-4;
+
+/// Bins of ages that count as one: an eighth of an octave, and more where kinds are many, so that groups stay few.
+const fn bins_together(kinds: usize) -> usize {
+    match kinds {
+        0..=2 => 2,
+        3..=8 => 4,
+        _ => 8,
+    }
+}
 
 /// The steps that are looked at. The first ones matter where many run: all grow at once, and nobody ends for a while.
 const STEPS: [u32; GRID] = {
@@ -65,20 +74,23 @@ pub struct Projection {
     block_size: u32,
 }
 
-/// Sequences of one kind and about one age: sums over those that have not come to their limit, by step.
+/// Sequences of one kind and about one age: sums of one, of tokens and of their squares.
 struct Group {
     kind: usize,
-    count: u32,
     answered: u64,
-    sums: Vec<[f64; 3]>,
+    sums: [f64; 3],
+    /// What those take with them who come to their limit after a step of the grid; empty where nobody has one.
+    leave: Vec<[f64; 3]>,
 }
 
 impl Projection {
     /// Of these sequences, beside `fixed` blocks that stay held.
     #[must_use]
     pub fn new(members: &[Member], survivals: &[Survival], block_size: u32, fixed: usize) -> Self {
+        let together = bins_together(survivals.len());
+        let ages = BINS.div_ceil(together);
         let mut groups: Vec<Group> = Vec::new();
-        let mut group_of = vec![usize::MAX; survivals.len() * AGES];
+        let mut group_of = vec![u32::MAX; survivals.len() * ages];
         let mut ends: Vec<(u32, f64)> = Vec::new();
         for member in members {
             let tokens = member.tokens(block_size);
@@ -86,20 +98,22 @@ impl Projection {
                 ends.push((left, tokens));
                 continue;
             }
-            let place = &mut group_of[member.kind * AGES + bin(member.answered) / 2];
-            if *place == usize::MAX {
-                *place = groups.len();
-                groups.push(Group { kind: member.kind, count: 0, answered: 0, sums: vec![[0.0; 3]; GRID] });
+            let place = &mut group_of[member.kind * ages + bin(member.answered) / together];
+            if *place == u32::MAX {
+                *place = groups.len() as u32;
+                groups.push(Group { kind: member.kind, answered: 0, sums: [0.0; 3], leave: Vec::new() });
             }
-            let group = &mut groups[*place];
-            group.count += 1;
+            let group = &mut groups[*place as usize];
             group.answered += u64::from(member.answered);
-            // It counts up to its last step on the grid; `spread` carries that to the steps before.
-            let last = member.left.map_or(GRID, |left| STEPS.partition_point(|&steps| steps < left)).max(1) - 1;
-            let sums = &mut group.sums[last];
-            *sums = [sums[0] + 1.0, sums[1] + tokens, sums[2] + tokens * tokens];
+            add(&mut group.sums, [1.0, tokens, tokens * tokens]);
+            if let Some(left) = member.left {
+                // It counts up to its last step on the grid.
+                let last = STEPS.partition_point(|&steps| steps < left).max(1) - 1;
+                group.leave.resize(GRID, [0.0; 3]);
+                add(&mut group.leave[last], [1.0, tokens, tokens * tokens]);
+            }
         }
-        ends.sort_unstable_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        ends.sort_unstable_by_key(|end| end.0);
         Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size }
     }
 
@@ -149,23 +163,33 @@ impl Projection {
     }
 }
 
+fn add(sums: &mut [f64; 3], more: [f64; 3]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum += more;
+    }
+}
+
 /// Mean and variance of the tokens that the groups hold, on the grid.
 fn spread(groups: &[Group], survivals: &[Survival]) -> [(f64, f64); GRID] {
-    let mut sums = [(0.0, 0.0); GRID];
+    let mut held = [(0.0, 0.0); GRID];
     for group in groups {
-        let rest = survivals[group.kind].from((group.answered / u64::from(group.count)) as u32);
-        let [mut count, mut tokens, mut squares] = [0.0; 3];
-        for (at, sum) in sums.iter_mut().enumerate().rev() {
-            count += group.sums[at][0];
-            tokens += group.sums[at][1];
-            squares += group.sums[at][2];
-            let steps = f64::from(STEPS[at]);
+        let [mut count, mut tokens, mut squares] = group.sums;
+        #[expect(clippy::cast_sign_loss, reason = "a count")]
+        let rest = survivals[group.kind].from((group.answered / (count as u64).max(1)) as u32);
+        for (at, held) in held.iter_mut().enumerate() {
             let share = rest.goes_on(STEPS[at]);
-            sum.0 += share * (tokens + steps * count);
-            sum.1 += share * (1.0 - share) * (squares + steps * (2.0 * tokens + steps * count));
+            if share < OVER {
+                break;
+            }
+            let steps = f64::from(STEPS[at]);
+            held.0 += share * (tokens + steps * count);
+            held.1 += share * (1.0 - share) * (squares + steps * (2.0 * tokens + steps * count));
+            if let Some(left) = group.leave.get(at) {
+                (count, tokens, squares) = (count - left[0], tokens - left[1], squares - left[2]);
+            }
         }
     }
-    sums
+    held
 }
 
 /// The grid and the known ends together, in ascending order.
