@@ -144,7 +144,7 @@ class Adaptive:
     """`kvpager.Admission`: whoever fits without those who run being expected to run out of blocks.
 
     It is told the longest answer of a request where the load has a limit that is not the true length; with `known` it
-    is told the true one.
+    is told the true one. A watermark beside it keeps room for the next steps, the risk for those far away.
     """
 
     def __init__(
@@ -152,13 +152,16 @@ class Adaptive:
     ) -> None:
         if not 0 <= risk <= 1:
             raise ConfigError(f"a risk of {risk}: expected a share from 0 to 1")
+        if not 0 <= watermark <= 1:
+            raise ConfigError(f"a watermark of {watermark}: expected a share from 0 to 1")
         self.risk, self.known, self.watermark, self.scan, self.settings = risk, known, watermark, scan, settings
         self._controller: Controller | None = None
         self._waited: dict[int, Wait] = {}
 
     @property
     def name(self) -> str:
-        return f"{'known' if self.known else 'adaptive'} {100 * self.risk:g}%"
+        kind = f"{'known' if self.known else 'adaptive'} {100 * self.risk:g}%"
+        return f"{kind}+{100 * self.watermark:g}%" if self.watermark else kind
 
     def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
         if self._controller is None:
@@ -284,17 +287,18 @@ class Advised:
 def parse_admission(text: str) -> Admission:
     """`first-come`, `watermark:5%`, `limit:64`, `reserve`, `adaptive:5%` or `known:5%`; ValueError otherwise.
 
-    `adaptive` and `known` without a risk take that of `kvpager.Admission`.
+    `adaptive` and `known` without a risk take that of `kvpager.Admission`; `adaptive:20%+7%` has a watermark beside it.
     """
     kind, _, value = text.strip().partition(":")
     try:
         if kind == "first-come" and not value:
             return FirstCome()
         if kind in ("adaptive", "known"):
-            share = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,12})?)%|", value)
-            if share is not None:
-                risk = float(Fraction(share[1]) / 100) if share[1] else 0.05
-                return Adaptive(risk, known=kind == "known")
+            share = r"([0-9]{1,3}(?:\.[0-9]{1,12})?)%"
+            found = re.fullmatch(rf"(?:{share}(?:\+{share})?)?", value)
+            if found is not None:
+                risk, watermark = (float(Fraction(part) / 100) for part in (found[1] or "5", found[2] or "0"))
+                return Adaptive(risk, known=kind == "known", watermark=watermark)
         if kind == "reserve" and not value:
             return ReserveEverything()
         if kind == "watermark" and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,12})?%", value):
