@@ -126,40 +126,40 @@ impl Projection {
     /// Blocks that all will hold at most, and `one` more: the mean and so many standard deviations, at the worst step.
     #[must_use]
     pub fn most_with(&self, one: &Member, survival: &Survival, deviations: f64) -> f64 {
-        let adds = self.share_of(one, survival);
-        let worst = |most: f64, (point, (mean, variance)): (&Point, (f64, f64))| {
-            most.max(point.mean + mean + deviations * (point.variance + variance).sqrt())
-        };
-        self.points.iter().zip(adds).fold(0.0, worst)
+        let mut more = share_of(one, survival, self.block_size);
+        self.points.iter().fold(0.0, |most, point| {
+            let (mean, variance) = more(point.steps);
+            f64::max(most, point.mean + mean + deviations * (point.variance + variance).sqrt())
+        })
     }
 
     /// One more was let in.
     pub fn add(&mut self, one: &Member, survival: &Survival) {
-        let adds: Vec<(f64, f64)> = self.share_of(one, survival).collect();
-        for (point, (mean, variance)) in self.points.iter_mut().zip(adds) {
+        let mut more = share_of(one, survival, self.block_size);
+        for point in &mut self.points {
+            let (mean, variance) = more(point.steps);
             point.mean += mean;
             point.variance += variance;
         }
     }
+}
 
-    /// What one more adds to the mean and the variance of each point.
-    fn share_of<'a>(&'a self, one: &Member, survival: &'a Survival) -> impl Iterator<Item = (f64, f64)> {
-        let (size, tokens) = (f64::from(self.block_size), one.tokens(self.block_size));
-        let (left, is_certain) = (one.left.unwrap_or(u32::MAX), one.is_certain);
-        let rest = survival.from(one.answered);
-        let mut before = None;
-        self.points.iter().map(move |point| {
-            // One whose end is known may end between two points: then it counts at the second with what it had at its end.
-            let is_over =
-                if is_certain { before.is_some_and(|before| before >= left) } else { point.steps >= left.max(1) };
-            before = Some(point.steps);
-            if is_over {
-                return (0.0, 0.0);
-            }
-            let share = if is_certain { 1.0 } else { rest.goes_on(point.steps) };
-            let blocks = (tokens + f64::from(point.steps.min(left))) / size;
-            (share * blocks, share * (1.0 - share) * blocks * blocks)
-        })
+/// What one more adds to the mean and the variance, asked about ascending steps.
+fn share_of(one: &Member, survival: &Survival, block_size: u32) -> impl FnMut(u32) -> (f64, f64) {
+    let (size, tokens) = (f64::from(block_size), one.tokens(block_size));
+    let (left, is_certain) = (one.left.unwrap_or(u32::MAX), one.is_certain);
+    let rest = survival.from(one.answered);
+    let mut before = None;
+    move |steps| {
+        // One whose end is known may end between two points: then it counts at the second with what it had at its end.
+        let is_over = if is_certain { before.is_some_and(|before| before >= left) } else { steps >= left.max(1) };
+        before = Some(steps);
+        if is_over {
+            return (0.0, 0.0);
+        }
+        let share = if is_certain { 1.0 } else { rest.goes_on(steps) };
+        let blocks = (tokens + f64::from(steps.min(left))) / size;
+        (share * blocks, share * (1.0 - share) * blocks * blocks)
     }
 }
 
