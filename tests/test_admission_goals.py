@@ -98,11 +98,6 @@ def test_the_same_again_is_the_same_again() -> None:
     assert one == other
 
 
-def test_a_policy_serves_one_run_after_another() -> None:
-    load, policy = SCENARIOS["mixed"](5, 200).at_once(), Adaptive()
-    assert run(load, policy).as_dict() == run(load, policy).as_dict()
-
-
 def test_where_there_is_room_it_costs_nothing() -> None:
     load = SCENARIOS["burst"](0, 400).at_rate(4.0)
     plain, ours = run(load, FirstCome()), run(load, Adaptive())

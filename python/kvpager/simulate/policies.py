@@ -156,7 +156,6 @@ class Adaptive:
             raise ConfigError(f"a watermark of {watermark}: expected a share from 0 to 1")
         self.risk, self.known, self.watermark, self.scan, self.settings = risk, known, watermark, scan, settings
         self._controller: Controller | None = None
-        self._engine: Engine | None = None
         self._waited: dict[int, Wait] = {}
 
     @property
@@ -165,10 +164,8 @@ class Adaptive:
         return f"{kind}+{100 * self.watermark:g}%" if self.watermark else kind
 
     def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
-        if self._controller is None or self._engine is not engine:
-            # Another run: what was learned in the one before is none of its business.
-            self._controller, self._engine = Controller(engine.pager, risk=self.risk, **self.settings), engine
-            self._waited.clear()
+        if self._controller is None:
+            self._controller = Controller(engine.pager, risk=self.risk, **self.settings)
         waited, sequence = self._waited.get(request.index), request.sequence
         if sequence is None:
             tells = engine.load.max_tokens is not None
