@@ -82,7 +82,7 @@ def test_a5_a_scrape_of_what_a_pager_says_of_itself_is_read() -> None:
         sequence.resume()
         scrape = parse_scrape(pager.metrics(Pressure(pager).read(), labels={"model_name": '}"\\\n{a="b"'}))
     assert (scrape.preemptions, scrape.counter, scrape.running) == (1, "kvpager_num_preemptions_total", 1)
-    assert (scrape.usage, scrape.num_blocks, scrape.active_blocks) == (0.25, 8, 2)
+    assert (scrape.usage, scrape.num_blocks, scrape.active_blocks) == (0.25, 9, 2)
     assert (scrape.queried_tokens, scrape.hit_tokens) == (5, 0)
 
 
