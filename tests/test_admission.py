@@ -435,8 +435,9 @@ def test_room_is_kept_for_those_that_it_is_forked_into() -> None:
     first.commit()
     others = first.fork(17)
     RUNNING.extend(others)
-    # Forked, each counts for itself. The first is taken for one that is not, until it has a token.
+    # Forked, each counts for itself: a copy of the block that they share, and one more.
     assert waits(admission.try_admit(prompt(3, 4), max_tokens=8)).reason == "growth"
+    assert not admission.try_admit(prompt(3, 1), max_tokens=1)
     for each in (first, *others):
         each.extend([7] * 4)
         pager.take_copies()

@@ -241,3 +241,47 @@ def test_a14_who_comes_back_shares_what_others_hold() -> None:
     assert admission.try_resume(first) is first
     for sequence in (first, second):
         sequence.release()
+
+
+def test_r1_what_was_found_out_of_an_older_pool_is_not_taken_for_now() -> None:
+    """Who came into an idle pool was added to what had been found out before all others left."""
+    pager = Pager(300, 4)
+    admission = Admission(pager)
+    old = [admitted(admission.try_admit([number] * 80, expected_tokens=200)) for number in (1, 2)]
+    admission.outlook()
+    for sequence in old:
+        sequence.release()
+    alone = admitted(admission.try_admit([3] * 8, expected_tokens=40))
+    _, blocks, _ = admission.outlook()
+    assert blocks[0] < 10
+    beside = admitted(admission.try_admit([4] * 500, expected_tokens=40))
+    alone.release()
+    beside.release()
+
+
+def test_r2_samples_that_were_forked_are_not_to_come_any_more() -> None:
+    """A parent that was forked before its first token was still counted with all its samples to come."""
+    pager = Pager(400, 4)
+    admission = Admission(pager)
+    parent = admitted(admission.try_admit(np.arange(40), expected_tokens=40, samples=5))
+    parent.commit()
+    _, before, _ = admission.outlook()
+    children = parent.fork(4)
+    _, after, _ = admission.outlook()
+    assert after.max() == pytest.approx(before.max(), rel=0.1)
+    for sequence in [parent, *children]:
+        sequence.release()
+
+
+def test_r3_at_a_risk_of_zero_forks_keep_room_for_the_copy_of_the_block_that_they_share() -> None:
+    """Each but the last writes into a block of its own, which nobody had counted."""
+    pager = Pager(8, 4)
+    admission = Admission(pager, risk=0)
+    parent = admitted(admission.try_admit([1] * 5, max_tokens=3))
+    parent.commit()
+    children = parent.fork(2)
+    assert not admission.try_admit([2] * 16, max_tokens=1)
+    for sequence in (parent, *children):
+        sequence.append(3)
+        sequence.append(3)
+        sequence.release()

@@ -17,7 +17,7 @@ use crate::index::Found;
 use crate::memory::with_capacity;
 use crate::sequence::{Sequence, State};
 
-/// A controller, and what it found out for the state of the pool that `seen` names.
+/// A controller, and what it found out for the state of the pool that `seen` names (`Pager::state_now`).
 #[derive(Debug)]
 pub(crate) struct Controlled {
     pub(super) control: Control,
@@ -84,14 +84,13 @@ impl Pager {
         let block_size = self.config.block_size;
         let blocks = tokens.len().div_ceil(block_size);
         let shared = self.held_blocks(found);
-        let kind = match self.checked_control(generation)?.kind(hint.kind) {
-            Ok(kind) => kind,
-            Err(error) => return check_tokens(tokens, 0).and(Err(error)),
-        };
+        self.checked_control(generation)?;
+        // Now, since from here on the controller learns of the request.
+        check_tokens(tokens, 0)?;
+        let kind = self.checked_control(generation)?.kind(hint.kind)?;
         if wish.wait
             && let Some(computing) = found.and_then(|found| self.computing_behind(found, tokens))
         {
-            check_tokens(tokens, 0)?;
             // It keeps its place among those that wait.
             self.checked_control(generation)?.turns.ask(hint.ticket);
             return Ok(Verdict::In(Admitted::Computing(computing)));
@@ -100,9 +99,9 @@ impl Pager {
         let life = Life { kind: kind as u16, samples, prompt: tokens.len() as u32, most, expected };
         let one = life.member(tokens.len() as u32, blocks as u32, shared as u32, block_size as u32);
         if let Some(wait) = self.refusal(&life, &one, hint.ticket, refused) {
-            check_tokens(tokens, 0)?;
             return Ok(self.wait(wait, hint.ticket));
         }
+        let before = self.state_now();
         let entered = match (plan, wish.fetch) {
             (Ok(admission), None) => self.begin(tokens, namespace, false, &admission).map(Admitted::Sequence),
             _ => self.admit_as(tokens, namespace, Wish { pinned: false, wait: false, ..wish }),
@@ -119,7 +118,7 @@ impl Pager {
         {
             sequence.life = life;
         }
-        self.entered(&life, &one, shared > 0, hint.ticket);
+        self.entered(before, &life, &one, shared > 0, hint.ticket);
         Ok(Verdict::In(admitted))
     }
 
@@ -166,9 +165,11 @@ impl Pager {
         if let Some(wait) = self.refusal(&life, &one, ticket, None) {
             return Ok(self.wait(wait, ticket));
         }
+        let before = self.state_now();
         match enter(self) {
             Ok(answer) => {
-                self.entered(&life, &one, true, ticket);
+                // It was among those that wait.
+                self.entered(before, &life, &one, true, ticket);
                 Ok(Verdict::In(answer))
             }
             Err(Error::OutOfBlocks { needed, free, evictable, .. }) => {
@@ -286,17 +287,15 @@ impl Pager {
         Verdict::Wait(Wait { reason, needed, available, ticket, passed_over })
     }
 
-    /// A request came in. With it others may share what was theirs alone.
-    fn entered(&mut self, life: &Life, one: &Member, shares: bool, ticket: Option<u64>) {
+    /// A request came in. What was found out for the state before is still so, with one more; unless others share with it
+    /// what was theirs alone (`changes_others`), or it will be forked.
+    fn entered(&mut self, before: [u64; 8], life: &Life, one: &Member, changes_others: bool, ticket: Option<u64>) {
         let now = self.state_now();
         let Some(controlled) = &mut self.controlled else { return };
         controlled.control.turns.enter(ticket);
-        // What was found out is still so, with one more.
-        if shares || life.samples > 1 {
+        if controlled.seen != Some(before) || changes_others || life.samples > 1 {
             controlled.seen = None;
-        } else if controlled.seen.is_some()
-            && let Some(survival) = controlled.survivals.get(one.kind)
-        {
+        } else if let Some(survival) = controlled.survivals.get(one.kind) {
             controlled.projection.add(one, survival);
             controlled.seen = Some(now);
         }
@@ -307,14 +306,20 @@ impl Pager {
         found.map_or(0, |found| found.blocks - self.idle_blocks(found, |_| true))
     }
 
-    /// Blocks that all who run may still take, each with its longest answer. Whoever has no limit may take them all.
+    /// Blocks that all who run may still take, each with its longest answer: a copy of a last block that others hold, too, and
+    /// what follows. Whoever has no limit may take them all.
     fn promised_blocks(&self) -> usize {
-        let (block_size, usable) = (self.config.block_size as u32, self.config.usable_blocks());
+        let (block_size, usable) = (self.config.block_size, self.config.usable_blocks());
         let running = self.sequences.iter().filter(|sequence| Self::is_member(sequence));
         running
             .map(|sequence| {
-                let answered = self.len_now(sequence).saturating_sub(sequence.life.prompt);
-                sequence.life.most_blocks(answered, block_size).unwrap_or(usable).saturating_sub(sequence.table.len())
+                let len = self.len_now(sequence);
+                let answered = len.saturating_sub(sequence.life.prompt);
+                let most = sequence.life.most_blocks(answered, block_size as u32).unwrap_or(usable);
+                // A block that was reserved beyond the tokens is its own.
+                let next = sequence.table.get(len as usize / block_size);
+                let is_copied = next.is_some_and(|&block| !self.is_writable(block));
+                most.saturating_sub(sequence.table.len()) + usize::from(is_copied)
             })
             .sum()
     }

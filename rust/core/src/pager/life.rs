@@ -61,11 +61,13 @@ impl Pager {
     /// The children hold what their parent holds, and run. There is room for them.
     pub(super) fn adopt(
         &mut self,
-        parent: &Sequence,
+        parent: &mut Sequence,
         children: impl ExactSizeIterator<Item = Box<Sequence>>,
         handles: &mut Vec<Handle>,
     ) {
         self.hold_like(parent, children.len() as u32);
+        // Those that were to come are there.
+        parent.life.samples = usize::from(parent.life.samples).saturating_sub(children.len()).max(1) as u16;
         handles.extend(children.map(|child| self.start_child(child)));
     }
 
