@@ -280,7 +280,7 @@ def test_r3_at_a_risk_of_zero_forks_keep_room_for_the_copy_of_the_block_that_the
     parent = admitted(admission.try_admit([1] * 5, max_tokens=3))
     parent.commit()
     children = parent.fork(2)
-    assert not admission.try_admit([2] * 16, max_tokens=1)
+    assert not admission.try_admit([2] * 20, max_tokens=1)
     for sequence in (parent, *children):
         sequence.append(3)
         sequence.append(3)
