@@ -45,7 +45,7 @@ from .simulate_report import write_report
 LOADS = {"mixed": 0.8, "burst": 0.3}
 """Of scenarios whose arrivals are a rhythm, unless told otherwise."""
 ARGUMENTS = "kvpager.arguments"
-DEFAULT_POLICIES = "first-come,watermark:1%,watermark:5%,watermark:20%,reserve"
+DEFAULT_POLICIES = "first-come,watermark:1%,watermark:5%,watermark:20%,reserve,adaptive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,7 @@ def simulate(
                       of an engine that serves one request at a time
       reserve         whoever fits with the longest answer he may get, beside all others with theirs
       adaptive:5%     whoever fits without those who run being expected to run out: kvpager.Admission, at a risk of 5%
+      adaptive:20%+7% the same at a risk of 20%, beside a watermark of 7%
       known:5%        the same, told how long each answer will be
 
     \b
