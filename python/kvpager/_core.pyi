@@ -325,7 +325,7 @@ class Admission:
         cls,
         pager: Pager,
         *,
-        risk: float = 0.05,
+        risk: float = 0.25,
         prior_tokens: SupportsIndex = 1024,
         memory: SupportsIndex = 500,
         patience: SupportsIndex = 100,
@@ -372,6 +372,7 @@ class Admission:
     def try_swap_in(self, sequence: Sequence, *, waited: Wait | None = None) -> Plan | Wait | Never: ...
     def outlook(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]: ...
     def survival(self, tokens: NDArray[np.int64], kind: str = "") -> NDArray[np.float64]: ...
+    def mean_left(self, answered: NDArray[np.int64], kind: str = "") -> NDArray[np.float64]: ...
 
 @final
 class Replay:

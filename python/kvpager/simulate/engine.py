@@ -124,6 +124,11 @@ class Engine:
         return len(self._rows) + len(self._link.copies)
 
     @property
+    def num_finished(self) -> int:
+        """Requests that have their whole answers."""
+        return self._finished
+
+    @property
     def num_planned_rows(self) -> int:
         """Rows that take part in the step that is being planned."""
         return int(np.count_nonzero(self._rows.counts))
@@ -276,6 +281,7 @@ class Engine:
 
     def _let_in(self) -> bool:
         """From the front of the queue, as long as tokens and rows last. Whether anybody came in."""
+        self.admission.arrange(self)
         waiting = self.waiting
         came = place = 0
         while place < len(waiting) and not self._is_spent() and self.num_running < self.config.max_running:

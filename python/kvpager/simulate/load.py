@@ -52,6 +52,11 @@ class Load:
         return len(self.arrivals_s)
 
     @property
+    def is_batch(self) -> bool:
+        """Whether all requests are there from the beginning: whoever serves them knows that no others will come."""
+        return bool(self.arrivals_s[0] == self.arrivals_s[-1])
+
+    @property
     def useful_tokens(self) -> int:
         """What has to be computed if nothing is shared and nothing is computed twice.
 

@@ -2,6 +2,8 @@
 
 A policy is a small object for one run. The engine asks it, hands itself over to be looked at, and does the rest:
 
+- `Admission.arrange(engine)` may reorder `engine.waiting` before anybody is let in. Most leave it as it is: first come,
+  first served, and who was preempted in front.
 - `Admission.admit(engine, request)` is asked about the request that waits longest, whenever a step has tokens and a row
   to spare. It answers by letting the request in, `engine.enter(request)`, or with None: then nobody behind it comes in
   before the next step, unless the policy wants to `scan` on (it bounds how often one is passed over). `enter` makes the
@@ -17,9 +19,13 @@ A policy is a small object for one run. The engine asks it, hands itself over to
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .. import Admission as Controller
 from ..errors import ConfigError, NeverFits
@@ -48,6 +54,9 @@ class Admission(Protocol):
     def scan(self) -> int:
         """How many requests that do not come in are passed over in a step; 0: whoever is first keeps all others out."""
 
+    def arrange(self, engine: Engine) -> None:
+        """Put those who wait into the order in which they are asked about. Called whenever somebody may come in."""
+
     def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
         """Let the request in, or None. May look at everything, changes the pager only for this request."""
 
@@ -73,6 +82,9 @@ class FirstCome:
     @property
     def scan(self) -> int:
         return 0
+
+    def arrange(self, engine: Engine) -> None:
+        pass
 
     def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
         return engine.enter(request)
@@ -145,40 +157,80 @@ class Adaptive:
 
     It is told the longest answer of a request where the load has a limit that is not the true length; with `known` it
     is told the true one. A watermark beside it keeps room for the next steps, the risk for those far away.
+
+    In a batch, all of which is there from the beginning, the last come in `longest_first`: when no more wait than run,
+    whoever is expected to get most tokens is asked about first, so that nobody is left to run alone in the end (Graham,
+    1969, calls it longest processing time first).
     """
 
     def __init__(
-        self, risk: float = 0.05, *, known: bool = False, watermark: float = 0.0, scan: int = 3, **settings: int
+        self,
+        risk: float = 0.25,
+        *,
+        known: bool = False,
+        watermark: float = 0.0,
+        scan: int = 3,
+        longest_first: bool = True,
+        **settings: int,
     ) -> None:
         if not 0 <= risk <= 1:
             raise ConfigError(f"a risk of {risk}: expected a share from 0 to 1")
         if not 0 <= watermark <= 1:
             raise ConfigError(f"a watermark of {watermark}: expected a share from 0 to 1")
         self.risk, self.known, self.watermark, self.scan, self.settings = risk, known, watermark, scan, settings
+        self.longest_first = longest_first
         self._controller: Controller | None = None
         self._waited: dict[int, Wait] = {}
+        self._arranged: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         kind = f"{'known' if self.known else 'adaptive'} {100 * self.risk:g}%"
         return f"{kind}+{100 * self.watermark:g}%" if self.watermark else kind
 
-    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+    def arrange(self, engine: Engine) -> None:
+        waiting = engine.waiting
+        if not (self.longest_first and 1 < len(waiting) <= engine.num_running and engine.load.is_batch):
+            return
+        # The order holds until somebody comes back or the estimates change.
+        now = (engine.num_finished, engine.record.preemptions)
+        if now != self._arranged:
+            self._arranged = now
+            order = np.argsort(-self._tokens_left(engine, waiting), kind="stable")
+            requests = list(waiting)
+            waiting.clear()
+            waiting.extend(requests[place] for place in order.tolist())
+
+    def _tokens_left(self, engine: Engine, requests: Iterable[Request]) -> NDArray[np.float64]:
+        """How many tokens each is expected to get yet."""
+        answered = np.array([request.num_answered for request in requests], np.int64)
+        if self.known:
+            return np.array([request.answer_tokens for request in requests], np.float64) - answered
+        left = self._of(engine).mean_left(answered)
+        if engine.load.max_tokens is None:
+            return left
+        return np.minimum(left, np.array([request.max_tokens for request in requests]) - answered)
+
+    def _of(self, engine: Engine) -> Controller:
         if self._controller is None:
             self._controller = Controller(engine.pager, risk=self.risk, **self.settings)
+        return self._controller
+
+    def admit(self, engine: Engine, request: Request) -> Sequence | Plan | None:
+        controller = self._of(engine)
         waited, sequence = self._waited.get(request.index), request.sequence
         if sequence is None:
             tells = engine.load.max_tokens is not None
-            answer = self._controller.try_admit(
+            answer = controller.try_admit(
                 request.prompt,
                 max_tokens=request.max_tokens if tells else None,
                 expected_tokens=request.answer_tokens if self.known else None,
                 waited=waited,
             )
         elif sequence.state == "swapped":
-            return self._answer(request, self._controller.try_swap_in(sequence, waited=waited))
+            return self._answer(request, controller.try_swap_in(sequence, waited=waited))
         else:
-            answer = self._controller.try_resume(sequence, waited=waited)
+            answer = controller.try_resume(sequence, waited=waited)
         return self._answer(request, answer)
 
     def _answer(self, request: Request, answer: T | Wait | Never) -> T | None:
@@ -297,7 +349,7 @@ def parse_admission(text: str) -> Admission:
             share = r"([0-9]{1,3}(?:\.[0-9]{1,12})?)%"
             found = re.fullmatch(rf"(?:{share}(?:\+{share})?)?", value)
             if found is not None:
-                risk, watermark = (float(Fraction(part) / 100) for part in (found[1] or "5", found[2] or "0"))
+                risk, watermark = (float(Fraction(part) / 100) for part in (found[1] or "25", found[2] or "0"))
                 return Adaptive(risk, known=kind == "known", watermark=watermark)
         if kind == "reserve" and not value:
             return ReserveEverything()

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvpager_core::admission::{MEMORY_LIMITS, PATIENCE_LIMITS, PRIOR_LIMITS, RISK_LIMITS, Settings, Verdict, Wait};
-use kvpager_core::pager::Hint;
+use kvpager_core::error::Result;
+use kvpager_core::pager::{Hint, Pager};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -23,7 +24,7 @@ const KIND_CHARS_MAX: usize = 200;
 /// Decides who comes in, so that those who run do not run out of blocks later.
 ///
 /// It projects what the pool will hold while those who run get longer and end, and admits a request if the
-/// probability that they run out stays below `risk`. How long answers get it learns from the sequences of the pager,
+/// probability that they run out stays below a bound that `risk` sets. How long answers get it learns from the sequences of the pager,
 /// by kind: from those that were released as "finished", and from those that still run. There is nothing to report.
 ///
 /// Parameters
@@ -31,8 +32,10 @@ const KIND_CHARS_MAX: usize = 200;
 /// pager : Pager
 ///     A pager has one: a new one takes over, and the calls of the one before raise ValueError.
 /// risk : float
-///     Probability of running out that is taken, 0..1. 1: whatever fits now comes in, behind the pager's watermark. 0: room
-///     is kept for the longest answer of each, and nobody is counted on to end.
+///     Probability of running out that is taken, 0..1; less of running out soon. Who came in with p tokens of its own and is
+///     preempted after h steps has gained h, and computes p + h again: of running out by then risk * h / (p + h) is taken.
+///     1: whatever fits now comes in, behind the pager's watermark. 0: room is kept for the longest answer of each, and
+///     nobody is counted on to end.
 /// prior_tokens : int
 ///     Half of all answers are assumed to be longer, as long as none has ended. 1..1048575.
 /// memory : int
@@ -58,7 +61,7 @@ impl PyAdmission {
     #[new]
     #[pyo3(
         signature = (pager, *, risk=Given::NOTHING, prior_tokens=Given::NOTHING, memory=Given::NOTHING, patience=Given::NOTHING),
-        text_signature = "(pager, *, risk=0.05, prior_tokens=1024, memory=500, patience=100)"
+        text_signature = "(pager, *, risk=0.25, prior_tokens=1024, memory=500, patience=100)"
     )]
     fn new(
         py: Python<'_>,
@@ -69,7 +72,7 @@ impl PyAdmission {
         patience: Given<'_>,
     ) -> PyResult<Self> {
         let settings = Settings {
-            risk: risk.share("risk", 0.05, RISK_LIMITS)?,
+            risk: risk.share("risk", 0.25, RISK_LIMITS)?,
             prior_tokens: prior_tokens.setting("prior_tokens", 1024, PRIOR_LIMITS)?,
             memory: memory.setting("memory", 500, MEMORY_LIMITS)?,
             patience: patience.setting("patience", 100, PATIENCE_LIMITS)?,
@@ -262,13 +265,39 @@ impl PyAdmission {
         tokens: PyReadonlyArray1<'py, i64>,
         kind: Given<'py>,
     ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+        self.estimate(py, &tokens, &kind, Pager::survival)
+    }
+
+    /// How many tokens an answer of a kind that has so many, and no end, still gets on average, as far as is known now: float64
+    /// [n] for an int64 [n] `answered`. ValueError for a kind that nobody has named.
+    ///
+    /// A batch job ends sooner if its last requests come in longest first: see `docs/load-control.md`, "A batch".
+    #[pyo3(signature = (answered, kind=Given::NOTHING), text_signature = "($self, answered, kind='')")]
+    fn mean_left<'py>(
+        &self,
+        py: Python<'py>,
+        answered: PyReadonlyArray1<'py, i64>,
+        kind: Given<'py>,
+    ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+        self.estimate(py, &answered, &kind, Pager::mean_left)
+    }
+}
+
+impl PyAdmission {
+    fn estimate<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &PyReadonlyArray1<'py, i64>,
+        kind: &Given<'py>,
+        of: impl FnOnce(&mut Pager, u64, &str, &[u32]) -> Result<Vec<f64>> + Send,
+    ) -> PyResult<Bound<'py, PyArray1<f64>>> {
         let kind = kind.get().cloned().unwrap_or_else(|| PyString::new(py, "").into_any());
         let Ok(kind) = kind.cast::<PyString>() else { return Err(wrong_type(&kind, "kind", "a str")) };
         let name = kind_name(kind)?;
         let clamped = |tokens: &i64| u32::try_from((*tokens).max(0)).unwrap_or(u32::MAX);
         let tokens: Vec<u32> = tokens.as_array().iter().map(clamped).collect();
-        let shares = self.shared.change(py, |pager| pager.survival(self.generation, name, &tokens))?;
-        Ok(PyArray1::from_vec(py, shares))
+        let estimates = self.shared.change(py, |pager| of(pager, self.generation, name, &tokens))?;
+        Ok(PyArray1::from_vec(py, estimates))
     }
 }
 

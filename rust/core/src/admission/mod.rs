@@ -4,7 +4,9 @@
 //! `projection` adds up what all will hold, `turns` sees to it that nobody waits for ever.
 //!
 //! One number sets it, the *risk* that is taken of running out. At 1 nothing is projected, and a request comes in if it
-//! fits now, behind the watermark. At 0 nobody is counted on to end: each keeps room for all that it may get.
+//! fits now, behind the watermark. At 0 nobody is counted on to end: each keeps room for all that it may get. Between
+//! them less is risked of running out soon than late. Whoever came in with p tokens and loses his blocks after h steps has
+//! gained h, and computes p + h again: the risk of that is taken h / (p + h) times.
 
 pub mod projection;
 pub mod survival;
@@ -12,7 +14,7 @@ pub mod turns;
 
 use crate::error::{Error, Result};
 use projection::{Member, Projection};
-use survival::{Censored, Ended, Survival, prior};
+use survival::{BINS, Censored, Ended, Survival, bin, edge, prior};
 use turns::Turns;
 
 /// Kinds of requests, at most.
@@ -25,7 +27,7 @@ const PRIOR_WEIGHT: f64 = 1.0;
 /// How much is risked, and what is assumed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Settings {
-    /// The probability of running out, 0 to 1, that is still taken.
+    /// The probability of running out, 0 to 1, that is still taken; less of doing so soon.
     pub risk: f64,
     /// Half of all answers are assumed to be longer, before any has ended.
     pub prior_tokens: u32,
@@ -157,7 +159,7 @@ pub enum Verdict<T> {
 #[derive(Debug)]
 pub struct Control {
     settings: Settings,
-    deviations: f64,
+    margins: Margins,
     prior: Vec<f64>,
     kinds: Vec<Box<str>>,
     /// By kind.
@@ -188,7 +190,7 @@ impl Control {
         }
         let pool = Ended::new(f64::from(settings.memory));
         Ok(Self {
-            deviations: deviations(settings.risk),
+            margins: Margins::new(settings.risk),
             prior: prior(settings.prior_tokens),
             kinds: vec!["".into()],
             ended: vec![pool.clone()],
@@ -268,11 +270,35 @@ impl Control {
     /// Blocks that all will hold with one more, at the risk that is taken.
     #[must_use]
     pub fn most_with(&self, projection: &Projection, one: &Member, survivals: &[Survival]) -> usize {
-        let most = projection.most_with(one, &survivals[one.kind.min(survivals.len() - 1)], self.deviations);
+        let most = projection.most_with(one, &survivals[one.kind.min(survivals.len() - 1)], &self.margins);
         // A float as large as this is no number of blocks; the cast keeps it in range.
         #[expect(clippy::cast_sign_loss, reason = "blocks")]
         let most = most.max(0.0).ceil() as usize;
         most
+    }
+}
+
+/// How many standard deviations are kept free.
+#[derive(Clone, Debug)]
+pub struct Margins {
+    /// By the bin of 16 times what is computed again for a token that was gained.
+    deviations: Vec<f64>,
+}
+
+impl Margins {
+    /// Of a risk that is taken where nothing but what was gained is computed again.
+    #[must_use]
+    pub fn new(risk: f64) -> Self {
+        let price = |bin| f64::from((edge(bin) + edge(bin + 1)).max(32)) / 32.0;
+        Self { deviations: (0..BINS).map(|bin| deviations(risk / price(bin))).collect() }
+    }
+
+    /// After some steps, of one that came in with so many tokens that it would compute again.
+    #[must_use]
+    pub fn after(&self, steps: u32, tokens: u32) -> f64 {
+        let gained = u64::from(steps.max(1));
+        let price = 16 * (gained + u64::from(tokens)) / gained;
+        self.deviations[bin(price.try_into().unwrap_or(u32::MAX))]
     }
 }
 
@@ -289,7 +315,7 @@ fn deviations(risk: f64) -> f64 {
     }
     let (tail, sign) = if risk <= 0.5 { (risk, 1.0) } else { (1.0 - risk, -1.0) };
     let (mut low, mut high) = (0.0, 40.0);
-    for _ in 0..100 {
+    for _ in 0..50 {
         let middle = 0.5 * (low + high);
         (low, high) = if above(middle) > tail { (middle, high) } else { (low, middle) };
     }
@@ -307,5 +333,16 @@ mod tests {
         {
             assert!((deviations(risk) - expected).abs() < 1e-4, "{risk}: {}", deviations(risk));
         }
+    }
+
+    #[test]
+    fn less_is_risked_of_a_loss_that_gains_little() {
+        let margins = Margins::new(0.25);
+        for (steps, tokens, risk) in [(9, 0, 0.25), (512, 512, 0.125), (100, 300, 0.0625), (1, 999, 0.000_25)] {
+            let (ours, expected) = (margins.after(steps, tokens), deviations(risk));
+            assert!((ours - expected).abs() < 0.04, "{steps} {tokens}: {ours} {expected}");
+        }
+        assert_eq!(margins.after(0, 7).to_bits(), margins.after(1, 7).to_bits(), "now is no later than the next step");
+        assert!(margins.after(1, u32::MAX) >= margins.after(1, 1 << 16));
     }
 }

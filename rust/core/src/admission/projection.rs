@@ -5,6 +5,7 @@
 //! them until then for certain. Steps are looked at on a grid, a quarter of an octave apart or less, and at each known end,
 //! where what is certain is at its highest.
 
+use super::Margins;
 use super::survival::{BINS, Survival, bin};
 
 const GRID: usize = 53;
@@ -63,8 +64,10 @@ pub struct Point {
     pub steps: u32,
     /// Blocks, on average.
     pub mean: f64,
-    /// Of the blocks.
+    /// Of the blocks, as nobody knows when lives end.
     pub variance: f64,
+    /// Of the blocks of those whose ends are known, as their last blocks are filled differently.
+    pub rounding: f64,
 }
 
 /// What all hold in the steps to come.
@@ -72,6 +75,8 @@ pub struct Point {
 pub struct Projection {
     points: Vec<Point>,
     block_size: u32,
+    /// What those hold, on average, that they did not write: tokens that a victim computes again beside its own.
+    prompt: u32,
 }
 
 /// Sequences of one kind and about one age: sums of one, of tokens and of their squares.
@@ -92,7 +97,10 @@ impl Projection {
         let mut groups: Vec<Group> = Vec::new();
         let mut group_of = vec![u32::MAX; survivals.len() * ages];
         let mut ends: Vec<(u32, f64)> = Vec::new();
+        let mut prompts = 0;
         for member in members {
+            let held = u64::from(member.blocks) * u64::from(block_size);
+            prompts += held.saturating_sub(u64::from(member.room) + u64::from(member.answered));
             let tokens = member.tokens(block_size);
             if let (true, Some(left)) = (member.is_certain, member.left) {
                 ends.push((left, tokens));
@@ -114,7 +122,8 @@ impl Projection {
             }
         }
         ends.sort_unstable_by_key(|end| end.0);
-        Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size }
+        let prompt = prompts / (members.len() as u64).max(1);
+        Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size, prompt: prompt as u32 }
     }
 
     /// The steps that were looked at, and what all hold then.
@@ -123,13 +132,15 @@ impl Projection {
         &self.points
     }
 
-    /// Blocks that all will hold at most, and `one` more: the mean and so many standard deviations, at the worst step.
+    /// Blocks that all will hold at most, and `one` more: the mean and the margin of standard deviations, at the worst step.
     #[must_use]
-    pub fn most_with(&self, one: &Member, survival: &Survival, deviations: f64) -> f64 {
+    pub fn most_with(&self, one: &Member, survival: &Survival, margins: &Margins) -> f64 {
         let mut more = share_of(one, survival, self.block_size);
         self.points.iter().fold(0.0, |most, point| {
             let (mean, variance) = more(point.steps);
-            f64::max(most, point.mean + mean + deviations * (point.variance + variance).sqrt())
+            let lives = margins.after(point.steps, self.prompt) * (point.variance + variance).sqrt();
+            // Where last blocks end is arithmetic: nothing is risked on it.
+            f64::max(most, point.mean + mean + lives + 3.0 * point.rounding.sqrt())
         })
     }
 
@@ -211,9 +222,8 @@ fn join(uncertain: &[(f64, f64); GRID], ends: &[(u32, f64)], block_size: u32, fi
         }
         let (mean, variance) = between(uncertain, at, steps);
         let certain = if over < ends.len() { held + count * f64::from(steps) } else { 0.0 };
-        // How empty last blocks are differs from sequence to sequence; of the others that is little beside their ends.
-        let variance = variance / (size * size) + count / 12.0;
-        points.push(Point { steps, mean: fixed + (mean + certain) / size, variance });
+        let (mean, variance) = (fixed + (mean + certain) / size, variance / (size * size));
+        points.push(Point { steps, mean, variance, rounding: count / 12.0 });
         at += usize::from(at < GRID && STEPS[at] == steps);
         next_end += ends[next_end..].partition_point(|end| end.0 == steps);
     }
@@ -313,9 +323,13 @@ mod tests {
             others.remove(last);
             let together = Projection::new(&all, std::slice::from_ref(&survival), 1, 3);
             let mut one_by_one = Projection::new(&others, std::slice::from_ref(&survival), 1, 3);
-            let most = one_by_one.most_with(&one, &survival, 1.0);
+            let most = one_by_one.most_with(&one, &survival, &Margins { deviations: vec![1.0; BINS] });
             one_by_one.add(&one, &survival);
-            let seen = one_by_one.points().iter().map(|point| point.mean + point.variance.sqrt()).fold(0.0, f64::max);
+            let seen = one_by_one
+                .points()
+                .iter()
+                .map(|point| point.mean + point.variance.sqrt() + 3.0 * point.rounding.sqrt())
+                .fold(0.0, f64::max);
             assert!((most - seen).abs() < 1e-9);
             for point in one_by_one.points() {
                 let same = together.points().iter().find(|other| other.steps == point.steps).unwrap();

@@ -156,6 +156,25 @@ impl Survival {
         self.at[bin] + (self.at[bin + 1] - self.at[bin]) * within
     }
 
+    /// Tokens that those who have `answered` of them and no end yet still get, on average: the sum over t of the share that
+    /// gets t more. On straight lines within the bins.
+    #[must_use]
+    pub fn mean_left(&self, answered: u32) -> f64 {
+        let next = answered.saturating_add(1).min(AGE_END);
+        let (mut from, mut at_from) = (next, self.share(next));
+        if at_from <= 0.0 {
+            return f64::from(AGE_END - next);
+        }
+        let now = at_from;
+        let mut sum = 0.0;
+        for bin in bin(next)..BINS {
+            let (end, at_end) = (edge(bin + 1), self.at[bin + 1]);
+            sum += 0.5 * (f64::from(end - from) * (at_from + at_end) + (at_from - at_end));
+            (from, at_from) = (end, at_end);
+        }
+        sum / now
+    }
+
     /// Of those who have `answered` tokens and no end yet, the share that is not at its end after some steps more.
     #[must_use]
     pub fn from(&self, answered: u32) -> Rest<'_> {
@@ -232,6 +251,28 @@ mod tests {
         assert!((survival.share(10) - 0.875 * 0.8 * 0.75).abs() < 1e-12);
         assert!((survival.share(13) - 0.875 * 0.8 * 0.75 * 0.5).abs() < 1e-12);
         assert!((survival.from(6).goes_on(3) - 0.75).abs() < 1e-12, "six tokens and no end: seven at least");
+    }
+
+    #[test]
+    fn what_is_left_is_the_mean_of_what_ended_later() {
+        let mut ended = Ended::new(f64::INFINITY);
+        let lengths = [1, 3, 3, 9, 15];
+        lengths.into_iter().for_each(|tokens| ended.finish(tokens));
+        let survival = Survival::new(&ended.hazards(&Censored::default(), &NOBODY, 0.0));
+        for answered in 0..15 {
+            let left: Vec<u32> = lengths.iter().filter(|&&all| all > answered).map(|all| all - answered).collect();
+            let mean = f64::from(left.iter().sum::<u32>()) / left.len() as f64;
+            assert!((survival.mean_left(answered) - mean).abs() < 1e-9, "{answered}");
+        }
+        // Nobody got so far: no end is in sight.
+        assert!(survival.mean_left(15) > 1e6 - 100.0 && survival.mean_left(u32::MAX) >= 0.0);
+        // Uniform on 100 to 199: half of what is left of the range.
+        let mut ended = Ended::new(f64::INFINITY);
+        (100..200).for_each(|tokens| ended.finish(tokens));
+        let survival = Survival::new(&ended.hazards(&Censored::default(), &NOBODY, 0.0));
+        for (answered, left) in [(0, 149.5), (99, 50.5), (149, 25.5)] {
+            assert!((survival.mean_left(answered) - left).abs() < 1.0, "{answered}: {}", survival.mean_left(answered));
+        }
     }
 
     #[test]

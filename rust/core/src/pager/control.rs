@@ -193,7 +193,7 @@ impl Pager {
             .projection
             .points()
             .iter()
-            .map(|point| (point.steps, point.mean, point.variance.sqrt()))
+            .map(|point| (point.steps, point.mean, (point.variance + point.rounding).sqrt()))
             .collect())
     }
 
@@ -202,13 +202,26 @@ impl Pager {
     /// # Errors
     /// `Value` if another controller has taken over, or for a kind that nobody has named.
     pub fn survival(&mut self, generation: u64, kind: &str, tokens: &[u32]) -> Result<Vec<f64>> {
+        let survival = self.survival_of(generation, kind)?;
+        Ok(tokens.iter().map(|&tokens| survival.share(tokens)).collect())
+    }
+
+    /// How many tokens answers of a kind that have so many still get, on average.
+    ///
+    /// # Errors
+    /// As `survival`.
+    pub fn mean_left(&mut self, generation: u64, kind: &str, answered: &[u32]) -> Result<Vec<f64>> {
+        let survival = self.survival_of(generation, kind)?;
+        Ok(answered.iter().map(|&answered| survival.mean_left(answered)).collect())
+    }
+
+    fn survival_of(&mut self, generation: u64, kind: &str) -> Result<&Survival> {
         let found = self.checked_control(generation)?.find_kind(kind);
-        let Some(kind) = found else { return Err(Error::Value(format!("no request of kind {kind:?} was seen"))) };
         self.project();
         let survivals = self.controlled.as_ref().map_or(&[][..], |controlled| &controlled.survivals);
-        Ok(survivals
-            .get(kind as usize)
-            .map_or_else(Vec::new, |survival| tokens.iter().map(|&tokens| survival.share(tokens)).collect()))
+        found
+            .and_then(|kind| survivals.get(kind as usize))
+            .ok_or_else(|| Error::Value(format!("no request of kind {kind:?} was seen")))
     }
 
     /// A sequence is about to end: its length says how long answers get.
