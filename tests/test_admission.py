@@ -311,6 +311,28 @@ def test_what_rows_of_a_batch_know_counts() -> None:
     assert admission.survival(np.array([4, 5])) == pytest.approx([1.0, 0.5])
 
 
+@pytest.mark.parametrize(
+    "tokens", [[0, 4, 5], (0, 4, 5), np.array([0, 4, 5], np.int32), np.array([-7, 4, 5]).clip(-1)], ids=repr
+)
+def test_survival_takes_what_tokens_are_given_as(tokens: Any) -> None:
+    pager = Pager(100, 1)
+    admission = Admission(pager, memory=1_000_000)
+    sequence = admitted(admission.try_admit([1, 2, 3]))
+    for number in range(4):
+        sequence.append(number)
+    sequence.release("finished")
+    shares = admission.survival(tokens)
+    assert shares.dtype == np.float64
+    assert shares == pytest.approx(admission.survival(np.array([0, 4, 5])))
+    assert shares[0] == 1 > shares[2]
+
+
+@pytest.mark.parametrize("tokens", ["4", 4, [1.5], None, np.ones(2), np.ones((1, 2), int)], ids=repr)
+def test_survival_refuses_what_is_no_row_of_integers(tokens: Any) -> None:
+    with pytest.raises(TypeError, match="tokens"):
+        Admission(Pager(8, 4)).survival(tokens)
+
+
 def test_a_row_before_its_first_step_holds_what_its_sequence_holds() -> None:
     pager = Pager(1000, 4)
     admission = Admission(pager, prior_tokens=10_000, memory=1_000_000)

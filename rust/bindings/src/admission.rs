@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvpager_core::admission::{MEMORY_LIMITS, PATIENCE_LIMITS, PRIOR_LIMITS, RISK_LIMITS, Settings, Verdict, Wait};
 use kvpager_core::error::Result;
 use kvpager_core::pager::{Hint, Pager};
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -13,6 +13,7 @@ use pyo3::types::{PyString, PyType};
 
 use crate::arguments::{Given, wrong_type};
 use crate::errors::shown;
+use crate::integers::numbers;
 use crate::pager::{PyPager, request, started_of, wished};
 use crate::plans::Made;
 use crate::sequence::PySequence;
@@ -256,30 +257,30 @@ impl PyAdmission {
         Ok((steps, means, PyArray1::from_iter(py, points.iter().map(|point| point.2))))
     }
 
-    /// The share of answers of a kind that have so many tokens or more, as far as is known now: float64 [n] for an int64 [n]
-    /// `tokens`. ValueError for a kind that nobody has named.
+    /// The share of answers of a kind that have so many tokens or more, as far as is known now: float64 [n] for n `tokens`, a
+    /// list or an integer array. ValueError for a kind that nobody has named.
     #[pyo3(signature = (tokens, kind=Given::NOTHING), text_signature = "($self, tokens, kind='')")]
     fn survival<'py>(
         &self,
         py: Python<'py>,
-        tokens: PyReadonlyArray1<'py, i64>,
+        tokens: &Bound<'py, PyAny>,
         kind: Given<'py>,
     ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-        self.estimate(py, &tokens, &kind, Pager::survival)
+        self.estimate(py, tokens, "tokens", &kind, Pager::survival)
     }
 
     /// How many tokens an answer of a kind that has so many, and no end, still gets on average, as far as is known now: float64
-    /// [n] for an int64 [n] `answered`. ValueError for a kind that nobody has named.
+    /// [n] for n `answered`, a list or an integer array. ValueError for a kind that nobody has named.
     ///
     /// A batch job ends sooner if its last requests come in longest first: see `docs/load-control.md`, "A batch".
     #[pyo3(signature = (answered, kind=Given::NOTHING), text_signature = "($self, answered, kind='')")]
     fn mean_left<'py>(
         &self,
         py: Python<'py>,
-        answered: PyReadonlyArray1<'py, i64>,
+        answered: &Bound<'py, PyAny>,
         kind: Given<'py>,
     ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-        self.estimate(py, &answered, &kind, Pager::mean_left)
+        self.estimate(py, answered, "answered", &kind, Pager::mean_left)
     }
 }
 
@@ -287,15 +288,16 @@ impl PyAdmission {
     fn estimate<'py>(
         &self,
         py: Python<'py>,
-        tokens: &PyReadonlyArray1<'py, i64>,
+        tokens: &Bound<'py, PyAny>,
+        argument: &str,
         kind: &Given<'py>,
         of: impl FnOnce(&mut Pager, u64, &str, &[u32]) -> Result<Vec<f64>> + Send,
     ) -> PyResult<Bound<'py, PyArray1<f64>>> {
         let kind = kind.get().cloned().unwrap_or_else(|| PyString::new(py, "").into_any());
         let Ok(kind) = kind.cast::<PyString>() else { return Err(wrong_type(&kind, "kind", "a str")) };
         let name = kind_name(kind)?;
-        let clamped = |tokens: &i64| u32::try_from((*tokens).max(0)).unwrap_or(u32::MAX);
-        let tokens: Vec<u32> = tokens.as_array().iter().map(clamped).collect();
+        let tokens = numbers(tokens, argument)?;
+        let tokens: Vec<u32> = tokens.into_iter().map(|length| length.max(0).cast_unsigned()).collect();
         let estimates = self.shared.change(py, |pager| of(pager, self.generation, name, &tokens))?;
         Ok(PyArray1::from_vec(py, estimates))
     }
