@@ -464,6 +464,12 @@ def test_bad_arguments_are_refused_with_what_they_must_be(implementation, error,
     assert pager.dump(full=True) == before
 
 
+def test_a_cost_model_is_no_cost(implementation):
+    model = CostModel.of("llama-3.1-8b", "h100", "25GB/s")
+    with refuses(TypeError, r"a RecoveryCost, as CostModel.recovery_cost\(\) answers, not CostModel"):
+        implementation(4, 4).choose_victims(1, cost=model)
+
+
 def test_candidates_run_belong_here_and_are_named_once(implementation):
     pager, other = implementation(8, 4), implementation(8, 4)
     a, b = running(pager, 8, 4)

@@ -96,9 +96,9 @@ def _number(name: str, value: object, low: int, high: int) -> int:
     return number
 
 
-def _items(name: str, values: object) -> list[Any]:
+def _items(name: str, values: object, expected: str = "a list or tuple") -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, abc.Sequence):
-        raise TypeError(f"{name} must be a list or tuple, not {type(values).__name__}")
+        raise TypeError(f"{name} must be {expected}, not {type(values).__name__}")
     return list(values)
 
 
@@ -110,7 +110,8 @@ def _one_each(name: str, values: list[Any], candidates: object, sequences: list[
 def _cost(cost: object) -> RecoveryCost:
     if cost is None:
         return RecoveryCost()
-    numbers = [as_number("cost", number) for number in _items("cost", cost)]
+    expected = "a RecoveryCost, as CostModel.recovery_cost() answers"
+    numbers = [as_number("cost", number) for number in _items("cost", cost, expected)]
     if len(numbers) != len(RecoveryCost._fields):
         raise ValueError(f"cost has {len(numbers)} numbers; a RecoveryCost has {len(RecoveryCost._fields)}")
     for name, number in zip(RecoveryCost._fields, numbers, strict=True):

@@ -170,10 +170,15 @@ pub fn within(value: &Bound<'_, PyAny>, name: &str, least: i64, most: i64) -> Py
 
 /// The items of a list, tuple or other sequence that is no text.
 pub fn items<'py>(value: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+    items_of(value, name, "a list or tuple")
+}
+
+/// The same where the error expects something else.
+pub fn items_of<'py>(value: &Bound<'py, PyAny>, name: &str, expected: &str) -> PyResult<Bound<'py, PyTuple>> {
     let is_text = value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>();
     match value.cast::<PySequence>() {
         Ok(items) if !is_text => items.to_tuple(),
-        _ => Err(wrong_type(value, name, "a list or tuple")),
+        _ => Err(wrong_type(value, name, expected)),
     }
 }
 

@@ -12,13 +12,14 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
-use crate::arguments::{self, items, number, within, wrong_type};
+use crate::arguments::{self, items, items_of, number, within, wrong_type};
 use crate::errors::shown;
 use crate::sequence::PySequence;
 use crate::shared::Shared;
 
 const NUMBER_MAX: i64 = (1 << 31) - 1;
 const COST_FIELDS: [&str; 6] = ["token", "pair", "cached_token", "block", "least", "row_step"];
+const A_COST: &str = "a RecoveryCost, as CostModel.recovery_cost() answers";
 
 /// The arguments as given.
 pub struct Given<'a, 'py> {
@@ -138,7 +139,7 @@ fn integer(given: &arguments::Given<'_>, name: &str, least: i64, default: usize)
 
 fn cost(given: &Bound<'_, PyAny>) -> PyResult<RecoveryCost> {
     let mut numbers: Vec<f64> = Vec::new();
-    for value in items(given, "cost")? {
+    for value in items_of(given, "cost", A_COST)? {
         numbers.push(number(&value, "cost")?.unwrap_or(f64::INFINITY));
     }
     let &[token, pair, cached_token, block, least, row_step] = &numbers[..] else {
