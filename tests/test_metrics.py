@@ -66,6 +66,17 @@ def test_names_that_prometheus_refuses_are_refused(bad):
             family(bad, "gauge", "", [({}, 1)])
 
 
+@pytest.mark.parametrize("implementation", [kvpager.Pager, kvpager.reference.Pager])
+def test_what_is_no_reading_and_no_mapping_is_refused(implementation):
+    pager = implementation(8, 4)
+    for wrong in (pager.stats(), kvpager.Pressure(pager), "ok"):
+        with pytest.raises(TypeError, match=rf"reading must be a Reading, .*, not {type(wrong).__name__}"):
+            pager.metrics(wrong)
+    for wrong in (["model_name"], "x"):
+        with pytest.raises(TypeError, match=rf"labels must be a mapping .*, not {type(wrong).__name__}"):
+            pager.metrics(labels=wrong)
+
+
 def test_every_number_has_a_form():
     text = family("x", "gauge", "back\\slash\nline", [({"n": str(n)}, n) for n in (0.1, 1e300, math.inf, -math.inf, 7)])
     found = read(text)

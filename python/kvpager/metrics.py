@@ -75,10 +75,14 @@ def exposition(
     block_size: int | None = None,
 ) -> str:
     """The text. ``labels`` go with every sample (``model_name``, say); ValueError for names that Prometheus
-    refuses, and for values that are no UTF-8.
+    refuses, and for values that are no UTF-8; TypeError for a ``reading`` or ``labels`` that are none.
 
     With a ``block_size`` there is a sample of 1 whose labels are the sizes of the pool.
     """
+    if not isinstance(reading, Reading | None):
+        raise TypeError(f"reading must be a Reading, as Pressure.read() answers, not {type(reading).__name__}")
+    if not isinstance(labels, Mapping | None):
+        raise TypeError(f"labels must be a mapping of names to values, not {type(labels).__name__}")
     common = dict(labels or {})
     lines = [
         family(f"{prefix}_{name}", kind, text, [({}, value(stats))], labels=common)
