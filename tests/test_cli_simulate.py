@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 from cli_support import Says
 
+from kvpager.cli.simulate_plot import WIDTH, pictures
 from kvpager.cost import CostModel
-from kvpager.simulate import SCENARIOS, Engine, EngineConfig, Speed, Watermark
+from kvpager.simulate import SCENARIOS, Engine, EngineConfig, Speed, Watermark, parse_admission
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +198,32 @@ class TestFiles:
         head = Path(name).read_bytes()[:5]
         assert head.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[name[-3:]])
 
+    def test_names_of_points_that_fall_together_can_be_read(self) -> None:
+        matplotlib = pytest.importorskip("matplotlib.figure", reason="the extra `plot` is not installed")
+        load, speed = SCENARIOS["thrash"](0, 40), Speed.of(CostModel.of("llama-3.1-8b", "h100", "25GB/s"))
+        # Where all fit, three of these do the same; the last takes the most steps, at the right edge.
+        admissions = [parse_admission(text) for text in ("first-come", "watermark:1%", "limit:40", "limit:5")]
+        results = [Engine(load, EngineConfig(), speed, admission).run() for admission in admissions]
+        assert [result.steps == results[0].steps for result in results] == [True, True, True, False]
+        (chart,) = [picture for picture in pictures(results) if picture.caption == "Tax against steps"]
+        figure = matplotlib.Figure(figsize=(WIDTH, chart.height), layout="constrained")
+        chart.draw(figure)
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        boxes = {t.get_text(): t.get_window_extent() for t in axes.texts if not t.get_text().startswith("no policy")}
+        assert sorted(boxes) == sorted(admission.name for admission in admissions)
+        for one, other in itertools.combinations(boxes.values(), 2):
+            assert not one.overlaps(other)
+        assert all(axes.get_window_extent().fully_containsx(box.x1) for box in boxes.values())
+
+    def test_all_pools_of_a_chart_are_drawn_or_it_says_so(self) -> None:
+        load, speed = SCENARIOS["thrash"](0, 2), Speed.of(CostModel.of("llama-3.1-8b", "h100", "25GB/s"))
+        results = [
+            Engine(load, EngineConfig(), speed, parse_admission(f"limit:{limit + 1}")).run() for limit in range(13)
+        ]
+        assert "Of 13 runs the first 12." in next(pictures(results)).words
+        assert "runs" not in next(pictures(results[:12])).words
+
     @pytest.mark.parametrize(
         ("more", "captions"),
         [
@@ -248,7 +276,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "problem"),
         [
-            (("nosuch.jsonl",), "nosuch.jsonl: cannot be read: No such file or directory"),
+            (("nosuch.jsonl",), "nosuch.jsonl: there is no such file, and the scenarios are thrash, mixed, burst"),
+            (("",), "'': cannot be read: No such file or directory"),
+            (("thrash", "--policy", "adaptive:5"), "limit:1.2x, reserve, adaptive, adaptive:5%, adaptive:20%+7%"),
             (("thrash", "--blocks", "30"), "would never fit in a pool of 30"),
             (("thrash", "--load", "0.5"), "--load means nothing to thrash, where all requests arrive at once"),
             (("mixed", "--load", "0"), "load '0': expected a share of the load that fills the pool"),

@@ -300,14 +300,9 @@ def simulate(
             for factor in factors
         ]
         results = list(compare(load, config, speed, runs, bar.stage("serving")))
-    found = any(isinstance(policy, BestLimit) for policy in policies)
-    study = Study(load, config, speed, results, idle_itl(load, speed).p99 if found else None)
-    if plot is not None:
-        plot_results(results, study.title, plot)
-    if html is not None:
-        all_three = ("p50", "p90", "p99")
-        command = shlex.join(["kvpager", "simulate", *click.get_current_context().meta[ARGUMENTS]])
-        write_report(results, study.title, command, _columns(study, all_three), _rows(study, all_three), html)
+        found = any(isinstance(policy, BestLimit) for policy in policies)
+        study = Study(load, config, speed, results, idle_itl(load, speed).p99 if found else None)
+        _draw(study, plot, html, bar)
     if as_json:
         _print_json(study, None if workload not in SCENARIOS else seed, plot, html)
     else:
@@ -317,8 +312,25 @@ def simulate(
 def _load(workload: str, requests: int | None, seed: int, bar: Bar) -> Load:
     if workload in SCENARIOS:
         return SCENARIOS[workload](seed, requests or REQUESTS[workload])
+    if not Path(workload).exists():
+        name = printable(workload)
+        raise click.UsageError(f"{name}: there is no such file, and the scenarios are {', '.join(SCENARIOS)}")
     load = load_from_trace(read_trace(workload, bar.stage("reading")))
     return load if requests is None else load.first(requests)
+
+
+def _draw(study: Study, plot: Path | None, html: Path | None, bar: Bar) -> None:
+    """Write the files that were asked for. The pictures of many runs take seconds."""
+    files = (plot is not None) + (html is not None)
+    drawn = bar.stage("drawing")
+    if plot is not None:
+        drawn(0, files)
+        plot_results(study.results, study.title, plot)
+    if html is not None:
+        drawn(files - 1, files)
+        all_three = ("p50", "p90", "p99")
+        command = shlex.join(["kvpager", "simulate", *click.get_current_context().meta[ARGUMENTS]])
+        write_report(study.results, study.title, command, _columns(study, all_three), _rows(study, all_three), html)
 
 
 def _columns(study: Study, percentiles: Sequence[str] = ("p50", "p99")) -> list[str]:

@@ -17,8 +17,10 @@ ACTIVE, CACHED, FREE, PREEMPTED = "#37507d", "#9db8d9", "#e8ebee", "#c8553d"
 WIDTH = 11.0
 PANEL_HEIGHT, CHART_HEIGHT = 2.3, 4.0
 ACROSS = 3
-PANELS = 6
+PANELS = 12
 """Runs whose pools are drawn."""
+LABEL_WIDTH, LABEL_HEIGHT = 0.2, 0.05
+"""About what a policy's name takes of the chart of tax against steps."""
 
 
 class Picture(NamedTuple):
@@ -48,9 +50,11 @@ def pictures(results: Sequence[Result]) -> Iterator[Picture]:
     full = at_the_highest_load(results)
     at = f" at {full[0].load_factor:.0%} load" if full[0].load_factor else ""
     names = policy_names(results)
+    first = f" Of {len(full)} runs the first {PANELS}." if len(full) > PANELS else ""
     yield Picture(
         f"The pool over time{at}",
-        "Blocks that somebody holds, blocks that are cached and can be had, and free ones; preemptions so far in red.",
+        "Blocks that somebody holds, blocks that are cached and can be had, and free ones; preemptions so far in red."
+        + first,
         PANEL_HEIGHT * -(-len(full[:PANELS]) // ACROSS) + 0.4,
         lambda figure: _draw_pools(figure, full[:PANELS], names),
     )
@@ -159,19 +163,20 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[Key, str]) -> N
         points = sorted((result.steps, 100 * result.tax) for result in members)
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, marker="o", color=f"C{number}", linewidth=1.2, zorder=3)
-        for result in members:
-            place = (result.steps, 100 * result.tax)
-            axes.annotate(
-                policy_name(result, names),
-                place,
-                (6, 5),
-                textcoords="offset points",
-                fontsize="small",
-                color=f"C{number}",
-                # Readable on top of whatever crosses it.
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-                zorder=4,
-            )
+    labels = [(result, number) for number, members in enumerate(kinds.values()) for result in members]
+    for (result, number), (level, leftwards) in zip(labels, _spread([result for result, _ in labels]), strict=True):
+        axes.annotate(
+            policy_name(result, names),
+            (result.steps, 100 * result.tax),
+            (-6 if leftwards else 6, 5 + 12 * level),
+            textcoords="offset points",
+            ha="right" if leftwards else "left",
+            fontsize="small",
+            color=f"C{number}",
+            # Readable on top of whatever crosses it.
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+            zorder=4,
+        )
     if not any(result.hit_tokens for result in results):
         bound = results[0].lower_bound_steps
         axes.axvline(bound, color="gray", linestyle=":", linewidth=1.4)
@@ -194,6 +199,24 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[Key, str]) -> N
     axes.set_ylabel("recomputed, % of all computed tokens")
     axes.set_title("Tax against steps: down and left is better", loc="left", fontsize="medium")
     axes.grid(alpha=0.3)
+
+
+def _spread(results: Sequence[Result]) -> list[tuple[int, bool]]:
+    """How many lines above its point each name goes, as others are there already, and whether to the left of it."""
+    steps, taxes = [result.steps for result in results], [result.tax for result in results]
+    width, height = max(steps) - min(steps) or 1, max(taxes) - min(taxes) or 1.0
+    places = [((result.steps - min(steps)) / width, result.tax / height) for result in results]
+    # What reaches to the right edge has its name on the left.
+    sides = [x > 1 - LABEL_WIDTH / 2 for x, _ in places]
+    found: list[tuple[int, bool]] = []
+    for (x, y), leftwards in zip(places, sides, strict=True):
+        taken = {
+            level
+            for (other_x, other_y), (level, side) in zip(places, found, strict=False)
+            if side == leftwards and abs(x - other_x) < LABEL_WIDTH and abs(y - other_y) < LABEL_HEIGHT
+        }
+        found.append((next(level for level in range(len(results)) if level not in taken), leftwards))
+    return found
 
 
 def _draw_latency(

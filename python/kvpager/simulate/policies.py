@@ -360,5 +360,6 @@ def parse_admission(text: str) -> Admission:
     except ConfigError as error:
         raise ValueError(str(error)) from None
     raise ValueError(
-        f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64, reserve, adaptive or known"
+        f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64, limit:1.2x, reserve, adaptive,"
+        " adaptive:5%, adaptive:20%+7%, known or known:5%"
     )
