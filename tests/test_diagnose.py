@@ -312,6 +312,7 @@ class TestThrashing:
     def test_a_limit_that_limits_nothing(self) -> None:
         answer = found(thrashing.look_at_limit(case(self.trace, num_blocks=250, max_running=100), True))
         assert "A limit of 100 limits nothing: 35 requests fill the pool" in answer.text
+        assert "With their answers complete 100 would take" in answer.text
 
     def test_a_limit_that_nobody_chose_is_not_blamed(self) -> None:
         assert "no limit was given" in not_found(
@@ -378,7 +379,12 @@ class TestCacheAsFree:
 
     def test_not_where_all_has_room(self) -> None:
         one = case(self.load(), num_blocks=20_000)
-        assert "if nothing were ever evicted" in not_found(cache.look(one, one.as_it_is, None))
+        assert not_found(cache.look(one, one.as_it_is, None)).endswith("if nothing were ever evicted")
+
+    def test_says_that_it_was_measured_with_the_other_changes(self) -> None:
+        one = case(self.load(), num_blocks=20_000)
+        text = not_found(cache.look(one, replace(one.as_it_is, eviction="slru"), None))
+        assert text.endswith("if nothing were ever evicted (with the other changes made)")
 
     def test_not_where_the_pool_is_full_of_requests(self) -> None:
         busy = made("chat", sessions=150, rate=200.0, think=0.2, answer=80.0)

@@ -35,6 +35,8 @@ def look(case: Case, base: Setting, server: Server | None) -> Finding | Look:
     kept = case.run(base, without_end)
     lost = (kept.hit_tokens - now.hit_tokens) / now.prompt_tokens
     seen = f"{now.hit_rate:.1%} of the prompt tokens are found, {kept.hit_rate:.1%} if nothing were ever evicted"
+    if base != case.as_it_is:
+        seen += " (with the other changes made)"
     if lost < MIN_LOST:
         return nothing(KIND, seen)
     if now.usage_mean > LOOKS_EMPTY:

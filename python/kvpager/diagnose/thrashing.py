@@ -137,7 +137,7 @@ def _room(case: Case, now: Setting) -> dict[str, Any]:
 def _limit_text(n: dict[str, Any]) -> str:
     limit = n["limit"]
     at_first, later = limit * n["blocks_entering"], limit * n["blocks_grown"]
-    text = f"A limit of {limit} "
+    text, who = f"A limit of {limit} ", "they"
     if limit <= n["fit_entering"]:
         text += (
             f"was chosen on an empty cache: {limit} requests take {at_first:,.0f} of the {n['num_blocks']:,} blocks"
@@ -145,7 +145,8 @@ def _limit_text(n: dict[str, Any]) -> str:
         )
     else:
         text += f"limits nothing: {n['fit_entering']} requests fill the pool when they come in"
-    return f"{text}. With their answers complete they would take {later:,.0f}, {n['blocks_grown']:,.1f} each."
+        who = f"{limit}"
+    return f"{text}. With their answers complete {who} would take {later:,.0f}, {n['blocks_grown']:,.1f} each."
 
 
 def _text(seen: Measures, requests: int, server: Server | None) -> str:
