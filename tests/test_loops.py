@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 pytestmark = pytest.mark.usefixtures("watchdog")
-each_loop = pytest.mark.parametrize("name", ["batch_loop.py", "ahead_loop.py", "swap_loop.py"])
+each_loop = pytest.mark.parametrize("name", ["batch_loop.py", "ahead_loop.py", "swap_loop.py", "admission_loop.py"])
 
 
 def serve(name: str, lengths: list[int]) -> None:
