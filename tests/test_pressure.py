@@ -85,13 +85,16 @@ def test_without_a_finish_every_preemption_counts_in_full():
 def test_a_state_ends_at_half_of_where_it_begins():
     pool = Pool()
     pressure = Pressure(pool, window=1)
-    seen = []
+    seen, told = [], []
     for percent in (0, 2, 3, 2, 1, 3, 9, 10, 9, 5, 4.9, 2, 1.2, 11, 0):
         pool.add(computed_tokens=1000, recomputed_tokens=round(10 * percent))
-        seen.append(pressure.read().state)
+        reading = pressure.read()
+        seen.append(reading.state)
         assert seen[-1] == pressure.state
+        told += [percent] if reading.reason.endswith("; it ends below half of both") else []
     ok, some, much = "ok", "pressure", "thrashing"
     assert seen == [ok, ok, some, some, ok, some, some, much, much, much, some, some, ok, much, ok]
+    assert told == [9, 5]  # thrashing below both limits, which nobody would expect
 
 
 def test_bad_settings_are_refused():

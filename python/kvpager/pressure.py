@@ -142,6 +142,7 @@ class Pressure:
         per_finish = preempted / max(1, finished)
         score = max(tax / self.max_tax, per_finish / self.max_preemptions_per_finish)
         self._state = self._next_state(score)
+        lasts = "; it ends below half of both" if self._state == "thrashing" and score < 1 else ""
 
         usable = now.total_blocks - now.reserved_blocks
         return Reading(
@@ -159,7 +160,7 @@ class Pressure:
             concurrency=self._concurrency(usable),
             reason=(
                 f"{self._state}: {tax:.1%} of the computed tokens were computed again (limit {self.max_tax:.1%}),"
-                f" {per_finish:.2f} preemptions for each finish (limit {self.max_preemptions_per_finish:.2f})"
+                f" {per_finish:.2f} preemptions for each finish (limit {self.max_preemptions_per_finish:.2f}){lasts}"
             ),
         )
 
