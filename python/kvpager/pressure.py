@@ -38,35 +38,39 @@ class StatsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The pool now, and what became of it over the window. Shares are of 0 to 1."""
+    """The pool now, and what became of it over the window. Shares are of 0 to 1.
+
+    - ``state``: "ok", "pressure" or "thrashing".
+    - ``score``: what the state is made of: the greater of ``tax / max_tax`` and
+      ``preemptions_per_finish / max_preemptions_per_finish``. From 1 on it is thrashing, from a quarter on pressure; a
+      state ends at half of where it begins.
+    - ``tax``: recomputed among all computed tokens, over the window. (What is swapped is not computed again.)
+    - ``preemptions_per_finish``: preemptions and swaps for each sequence that was released as finished; if none was, as
+      if there were one.
+    - ``refault_share``: refaults among evicted blocks, over the window. 0 without ghosts (``num_ghost_blocks``).
+    - ``refault_distance``: mean number of blocks evicted before a refault: by so many more the pool would have kept it.
+    - ``active``: share of the usable blocks that somebody holds, or that are on their way between the tiers.
+    - ``cached``: share that can still be hit, and can be taken.
+    - ``free``: share without content.
+    - ``head_room``: blocks that can be taken now: free and cached.
+    - ``running``: sequences that hold device blocks.
+    - ``concurrency``: so many like those that ran over the window would fit, with ``reserve`` left: at least 1.
+    - ``reason``: the state in words.
+    """
 
     state: PressureState
     score: float
-    """What the state is made of: the greater of ``tax / max_tax`` and
-    ``preemptions_per_finish / max_preemptions_per_finish``. From 1 on it is thrashing, from a quarter on pressure; a
-    state ends at half of where it begins."""
     tax: float
-    """Recomputed among all computed tokens, over the window. (What is swapped is not computed again.)"""
     preemptions_per_finish: float
-    """Preemptions and swaps for each sequence that was released as finished; if none was, as if there were one."""
     refault_share: float
-    """Refaults among evicted blocks, over the window. 0 without ghosts (``num_ghost_blocks``)."""
     refault_distance: float
-    """Mean number of blocks evicted before a refault: by so many more the pool would have kept it."""
     active: float
-    """Share of the usable blocks that somebody holds, or that are on their way between the tiers."""
     cached: float
-    """Share that can still be hit, and can be taken."""
     free: float
-    """Share without content."""
     head_room: int
-    """Blocks that can be taken now: free and cached."""
     running: int
-    """Sequences that hold device blocks."""
     concurrency: int
-    """So many like those that ran over the window would fit, with `reserve` left: at least 1."""
     reason: str
-    """The state in words."""
 
 
 class Pressure:

@@ -117,20 +117,21 @@ class RecoveryCost(NamedTuple):
 
     ``CostModel.recovery_cost`` makes one in seconds. Computing tokens [start, end) behind `start` cached ones costs
     ``token * (end - start) + pair * pairs + cached_token * start``, at least `least`.
+
+    - ``token``: to compute one token, attention apart.
+    - ``pair``: of attention, for each pair of a token and one before it, or itself.
+    - ``cached_token``: for each cached token before those that are computed (MLA expands them).
+    - ``block``: to move one block one way; infinite: it cannot be done.
+    - ``least``: of a prefill, however short.
+    - ``row_step``: a row that sits out one step: what of the step's time was its share.
     """
 
     token: float = 1.0
-    """To compute one token, attention apart."""
     pair: float = 0.0
-    """Of attention, for each pair of a token and one before it, or itself."""
     cached_token: float = 0.0
-    """For each cached token before those that are computed (MLA expands them)."""
     block: float = float("inf")
-    """To move one block one way; infinite: it cannot be done."""
     least: float = 0.0
-    """Of a prefill, however short."""
     row_step: float = 1.0
-    """A row that sits out one step: what of the step's time was its share."""
 
 
 class Victim(NamedTuple):
@@ -152,42 +153,45 @@ class Victim(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A sequence that gave its blocks back, as ``Pager.preemptions`` tells of it."""
+    """A sequence that gave its blocks back, as ``Pager.preemptions`` tells of it.
+
+    - ``number``: counts from 0 over the life of the pager: a gap tells that the log has forgotten some.
+    - ``tick``: the pager's clock (``Stats.clock_ticks``).
+    - ``blocks``: what free + evictable grew by.
+    - ``tokens``: tokens that were committed.
+    - ``cost``, ``reason``: as the caller gave them.
+    """
 
     number: int
-    """Counts from 0 over the life of the pager: a gap tells that the log has forgotten some."""
     tick: int
-    """The pager's clock (``Stats.clock_ticks``)."""
     sequence_id: int
     action: Literal["recompute", "swap"]
     blocks: int
-    """What free + evictable grew by."""
     tokens: int
-    """Tokens that were committed."""
     cost: float
-    """As the caller gave it."""
     reason: str
-    """As the caller gave it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A request does not come in now, says an :class:`~kvpager.Admission`. Nothing was changed. It is false.
 
-    ``reason``: "blocks", it does not fit now; "growth", it would fit now, but those who run are expected to need the
-    room; "turn", others that wait were passed over too often.
+    - ``reason``: "blocks", it does not fit now; "growth", it would fit now, but those who run are expected to need the
+      room; "turn", others that wait were passed over too often.
+    - ``needed``: blocks that it takes, the watermark's reserve included; for "growth": that all will hold at the worst
+      moment, or with ``risk=0`` those that all may come to take.
+    - ``available``: blocks that are free or cached; for "growth": all that there are, but with ``risk=0`` those free or
+      cached.
+    - ``passed_over``: how often others that asked later came in before it.
+    - ``ticket``: its place among those that wait: hand the answer back as ``waited`` when the same request is asked
+      about again, and keep it to that request.
     """
 
     reason: Literal["blocks", "growth", "turn"]
     needed: int
-    """Blocks that it takes, the watermark's reserve included; for "growth": that all will hold at the worst moment, or
-    with ``risk=0`` those that all may come to take."""
     available: int
-    """Blocks that are free or cached; for "growth": all that there are, but with ``risk=0`` those free or cached."""
     passed_over: int
-    """How often others that asked later came in before it."""
     ticket: int
-    """Its place among those that wait: hand the answer back as ``waited`` when the request is asked about again."""
 
     @property
     def short(self) -> int:
@@ -200,12 +204,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """A request is larger than the whole pool: waiting cannot help. Nothing was changed. It is false."""
+    """A request is larger than the whole pool: waiting cannot help. Nothing was changed. It is false.
+
+    - ``needed``: blocks of the request.
+    - ``usable``: blocks of the pool that sequences can hold.
+    """
 
     needed: int
-    """Blocks of the request."""
     usable: int
-    """Blocks of the pool that sequences can hold."""
 
     def __bool__(self) -> bool:
         return False
