@@ -121,6 +121,12 @@ class TestText:
         out = says.text(lengths("l.jsonl", 50), "--blocks", "100", "--requests", "10")
         assert "l.jsonl: 10 requests, the busiest of 50 (from line 1)" in out
 
+    def test_seconds_in_place_of_milliseconds(self, says: Says) -> None:
+        lines = [json.dumps({"timestamp": number / 3, "input_length": 3, "output_length": 3}) for number in range(30)]
+        Path("t.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        _, err = says.both("t.jsonl", "--blocks", "100")
+        assert err == "kvpager: note: 30 requests in 0.00967 seconds: timestamps are taken for milliseconds\n"
+
 
 class TestMetrics:
     def test_evidence_and_the_pool(self, says: Says, design: str) -> None:

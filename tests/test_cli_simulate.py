@@ -272,6 +272,18 @@ class TestFiles:
         assert problem in says.refused("thrash", *arguments)
 
 
+class TestNotes:
+    @pytest.mark.parametrize(("step", "noted"), [(500, False), (1.1, False), (0.5, True), (0, False)])
+    def test_seconds_in_place_of_milliseconds(self, says: Says, step: float, noted: bool) -> None:
+        request = {"input_length": 3, "output_length": 3}
+        lines = [json.dumps({"timestamp": 1e9 + step * number, **request}) for number in range(50)]
+        Path("t.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        _, err = says.both("t.jsonl", "--policy", "first-come")
+        note = "kvpager: note: 50 requests in 0.0245 seconds: timestamps are taken for milliseconds\n"
+        assert err == (note if noted else "")
+        assert says.json("t.jsonl", "--policy", "first-come")["workload"]["requests"] == 50
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "problem"),

@@ -20,7 +20,7 @@ from ..traces import Trace, read_trace
 from .blocksize import share
 from .cost import model_shape, parsed
 from .options import json_option
-from .output import Bar, counted, note, print_json, print_table, print_text, printable
+from .output import Bar, counted, note, note_hurry, print_json, print_table, print_text, printable
 
 WIDTH = 120
 DEFAULT_MAX_RUNNING = 256
@@ -156,6 +156,7 @@ def diagnose_command(
     if as_json:
         _print_json(case, found, server)
     else:
+        note_hurry(loaded.num_requests, loaded.seconds)
         _print(case, found)
 
 

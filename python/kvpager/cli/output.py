@@ -19,6 +19,8 @@ from .. import __version__
 
 SHOW_AFTER_S = 0.5
 DRAW_EVERY_S = 0.1
+HURRIED_REQUESTS, HURRIED_PER_S = 20, 1000
+"""So many at such a rate are no rhythm that a server has seen."""
 
 
 def print_json(command: str, **content: Any) -> None:
@@ -50,6 +52,12 @@ def print_text(text: str) -> None:
 def note(text: str) -> None:
     """Something the user should know about the result that is not the result."""
     click.echo(f"kvpager: note: {text}", err=True)
+
+
+def note_hurry(num_requests: int, seconds: float) -> None:
+    """Requests that all come in so little time: nothing else betrays a trace whose timestamps are seconds."""
+    if num_requests >= HURRIED_REQUESTS and 0 < seconds * HURRIED_PER_S < num_requests:
+        note(f"{num_requests:,} requests in {seconds:.3g} seconds: timestamps are taken for milliseconds")
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,7 @@ from ..replay.columns import Outputs, Service
 from ..replay.runs import MAX_BLOCKS, POLICIES, Replays
 from ..traces import Trace, read_trace
 from .options import blocks, comma_list, json_option, one_of, percent, plot_option
-from .output import Bar, counted, note, print_json, print_table, printable
+from .output import Bar, counted, note, note_hurry, print_json, print_table, printable
 from .plots import plot_hit_rates
 
 DEFAULT_SIZES = [PoolSize.parse(f"{share}%") for share in (1, 2, 5, 10, 20, 50)]
@@ -112,6 +112,8 @@ def replay(
     for text in notes:
         if not as_json:
             note(text)
+    if service == "model" and not as_json:
+        note_hurry(loaded.num_requests, loaded.seconds)
     title = _title(loaded, replays)
     if plot is not None:
         plot_hit_rates(rows, title, plot)

@@ -37,7 +37,7 @@ from ..simulate import (
 from ..traces import read_trace
 from .cost import model_shape, parsed
 from .options import comma_list, json_option, one_of, plot_option, seed_option
-from .output import Bar, counted, print_json, print_table, print_text, printable
+from .output import Bar, counted, note_hurry, print_json, print_table, print_text, printable
 from .plots import check_plot_path
 from .simulate_plot import at_the_highest_load, plot_results, policy_name, policy_names
 from .simulate_report import write_report
@@ -306,6 +306,8 @@ def simulate(
     if as_json:
         _print_json(study, None if workload not in SCENARIOS else seed, plot, html)
     else:
+        if workload not in SCENARIOS:
+            note_hurry(load.num_requests, float(load.arrivals_s[-1] - load.arrivals_s[0]))
         _print(study)
 
 

@@ -58,6 +58,11 @@ class Trace:
     """Whether the line recorded its answer, which may well be of no blocks."""
 
     @property
+    def seconds(self) -> float:
+        """From the first arrival to the last."""
+        return float(self.timestamps_ms[-1] - self.timestamps_ms[0]) / 1000
+
+    @property
     def num_requests(self) -> int:
         return len(self.lines)
 
