@@ -76,7 +76,7 @@ def replay(
 
     TRACE (/dev/stdin for a pipe) has one JSON object a line, plain or packed with gzip or xz, in arrival order. Fields:
     timestamp (ms), input_length, output_length (tokens), and hash_ids, the chained ids of the prompt's blocks (512
-    tokens a block unless block_size says otherwise). Or, in place of hash_ids, tokens: the prompt itself. Where they are
+    tokens a block unless block_size says otherwise). Or, in place of hash_ids, tokens: the prompt itself. Where it is
     known: output_hash_ids or output_tokens, of the answer, and service_ms, how long it took. Other fields are ignored.
 
     \b

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..simulate import Result
 from .plots import heading, new_figure, save
@@ -17,10 +17,11 @@ ACTIVE, CACHED, FREE, PREEMPTED = "#37507d", "#9db8d9", "#e8ebee", "#c8553d"
 WIDTH = 11.0
 PANEL_HEIGHT, CHART_HEIGHT = 2.3, 4.0
 ACROSS = 3
-PANELS = 12
-"""Runs whose pools are drawn."""
-LABEL_WIDTH, LABEL_HEIGHT = 0.2, 0.05
-"""About what a policy's name takes of the chart of tax against steps."""
+MOST_PANELS, FIRST_PANELS = 12, 6
+"""Runs whose pools are drawn: all, and of more than so many the first few."""
+CHART_POINTS = 740, 235
+LETTER_WIDTH, LINE_HEIGHT = 5, 12
+"""About the size of a chart, and of its names, in typographic points."""
 
 
 class Picture(NamedTuple):
@@ -50,13 +51,14 @@ def pictures(results: Sequence[Result]) -> Iterator[Picture]:
     full = at_the_highest_load(results)
     at = f" at {full[0].load_factor:.0%} load" if full[0].load_factor else ""
     names = policy_names(results)
-    first = f" Of {len(full)} runs the first {PANELS}." if len(full) > PANELS else ""
+    drawn = full if len(full) <= MOST_PANELS else full[:FIRST_PANELS]
+    first = f" Of {len(full)} runs the first {len(drawn)}." if drawn != full else ""
     yield Picture(
         f"The pool over time{at}",
         "Blocks that somebody holds, blocks that are cached and can be had, and free ones; preemptions so far in red."
         + first,
-        PANEL_HEIGHT * -(-len(full[:PANELS]) // ACROSS) + 0.4,
-        lambda figure: _draw_pools(figure, full[:PANELS], names),
+        PANEL_HEIGHT * -(-len(drawn) // ACROSS) + 0.4,
+        lambda figure: _draw_pools(figure, drawn, names),
     )
     several = len(set(names.values())) > 1
     if several:
@@ -102,6 +104,7 @@ def at_the_highest_load(results: Sequence[Result]) -> list[Result]:
 
 
 Key = tuple[str, str, str]
+Side = Literal["left", "right"]
 
 
 def _key(result: Result) -> Key:
@@ -163,20 +166,6 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[Key, str]) -> N
         points = sorted((result.steps, 100 * result.tax) for result in members)
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, marker="o", color=f"C{number}", linewidth=1.2, zorder=3)
-    labels = [(result, number) for number, members in enumerate(kinds.values()) for result in members]
-    for (result, number), (level, leftwards) in zip(labels, _spread([result for result, _ in labels]), strict=True):
-        axes.annotate(
-            policy_name(result, names),
-            (result.steps, 100 * result.tax),
-            (-6 if leftwards else 6, 5 + 12 * level),
-            textcoords="offset points",
-            ha="right" if leftwards else "left",
-            fontsize="small",
-            color=f"C{number}",
-            # Readable on top of whatever crosses it.
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-            zorder=4,
-        )
     if not any(result.hit_tokens for result in results):
         bound = results[0].lower_bound_steps
         axes.axvline(bound, color="gray", linestyle=":", linewidth=1.4)
@@ -194,6 +183,23 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[Key, str]) -> N
         )
     axes.margins(x=0.12, y=0.15)
     axes.set_ylim(bottom=-0.04 * axes.get_ylim()[1])
+    labels = [(result, number) for number, members in enumerate(kinds.values()) for result in members]
+    to_axes = axes.transData - axes.transAxes
+    places = to_axes.transform([(result.steps, 100 * result.tax) for result, _ in labels]).tolist()
+    words = [policy_name(result, names) for result, _ in labels]
+    for (result, number), word, (side, up) in zip(labels, words, _spread(places, words), strict=True):
+        axes.annotate(
+            word,
+            (result.steps, 100 * result.tax),
+            (6 if side == "left" else -6, up),
+            textcoords="offset points",
+            ha=side,
+            fontsize="small",
+            color=f"C{number}",
+            # Readable on top of whatever crosses it.
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+            zorder=4,
+        )
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("steps")
     axes.set_ylabel("recomputed, % of all computed tokens")
@@ -201,21 +207,36 @@ def _draw_tax(axes: Axes, results: Sequence[Result], names: dict[Key, str]) -> N
     axes.grid(alpha=0.3)
 
 
-def _spread(results: Sequence[Result]) -> list[tuple[int, bool]]:
-    """How many lines above its point each name goes, as others are there already, and whether to the left of it."""
-    steps, taxes = [result.steps for result in results], [result.tax for result in results]
-    width, height = max(steps) - min(steps) or 1, max(taxes) - min(taxes) or 1.0
-    places = [((result.steps - min(steps)) / width, result.tax / height) for result in results]
-    # What reaches to the right edge has its name on the left.
-    sides = [x > 1 - LABEL_WIDTH / 2 for x, _ in places]
-    found: list[tuple[int, bool]] = []
-    for (x, y), leftwards in zip(places, sides, strict=True):
-        taken = {
-            level
-            for (other_x, other_y), (level, side) in zip(places, found, strict=False)
-            if side == leftwards and abs(x - other_x) < LABEL_WIDTH and abs(y - other_y) < LABEL_HEIGHT
+def _spread(places: Sequence[tuple[float, float]], words: Sequence[str]) -> list[tuple[Side, int]]:
+    """Where each point's name goes: the side of it that is at the point, and how many typographic points up.
+
+    `places` are shares of the chart. One name after the other takes the nearest place where it covers no other and no
+    point.
+    """
+    wide, high = 4 / CHART_POINTS[0], LINE_HEIGHT / 2 / CHART_POINTS[1]
+    taken = [(x - wide, x + wide, y - high) for x, y in places]  # left, right and lower edge; the points come first
+    ups = sorted((5 + LINE_HEIGHT * level for level in range(-len(places), len(places) + 1)), key=abs)
+    found: list[tuple[Side, int]] = []
+    for (x, y), word in zip(places, words, strict=True):
+        width, height = len(word) * LETTER_WIDTH / CHART_POINTS[0], LINE_HEIGHT / CHART_POINTS[1]
+        lefts: dict[Side, float] = {
+            "left": x + 6 / CHART_POINTS[0],
+            "right": x - 6 / CHART_POINTS[0] - width,
         }
-        found.append((next(level for level in range(len(results)) if level not in taken), leftwards))
+
+        def fits(left: float, bottom: float, width: float = width, height: float = height) -> bool:
+            return (
+                0 <= left <= 1 - width
+                and 0 <= bottom <= 1 - height
+                and all(
+                    abs(bottom - other) >= height or left + width <= start or left >= end for start, end, other in taken
+                )
+            )
+
+        choices = ((side, up) for up in ups for side in lefts if fits(lefts[side], y + up / CHART_POINTS[1]))
+        side, up = next(choices, ("left", 5))  # there may be more names than the chart has room for
+        taken.append((lefts[side], lefts[side] + width, y + up / CHART_POINTS[1]))
+        found.append((side, up))
     return found
 
 
@@ -242,4 +263,4 @@ def _draw_latency(
     axes.set_ylabel(f"{unit}, log scale")
     axes.set_title(f"{words}: p99, and p50 dashed", loc="left", fontsize="medium")
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0))  # beside the lines, not over them
