@@ -3,8 +3,8 @@
     python benches/gpu_copy.py              # everything, some minutes; 12 GiB of GPU memory are plenty
     python benches/gpu_copy.py --help
 
-Needs an NVIDIA driver, Python 3.11 or newer and `pip install 'kvpager[cupy]'`; neither Rust nor torch. Exit status 1 if
-bytes are wrong, 2 without a GPU.
+Needs an NVIDIA driver, Python 3.11 or newer and `pip install '.[cupy]'` (with a wheel of kvpager in place of the clone
+no Rust); no torch. Exit status 1 if bytes are wrong, 2 without a GPU.
 
 Goal: 95 % of the contiguous copy, both ways, for scattered blocks of a Llama-8B pool (32 layers, 8 KV heads of 128,
 bf16, 16 tokens a block: 64 pieces of 32 KiB), while a kernel on another stream loses at most 5 %.

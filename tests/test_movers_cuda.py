@@ -156,4 +156,4 @@ def test_the_bench_says_why_it_cannot_run(monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(BENCH), run_name="__main__")
     assert left.value.code == 2
-    assert "pip install 'kvpager[cupy]'" in capsys.readouterr().err
+    assert "pip install '.[cupy]' in a clone of kvpager" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def nvrtc():
     folders = [] if spec is None else [Path(each) for each in spec.submodule_search_locations or ()]
     found = [file for folder in folders for file in (folder / "lib").glob("libnvrtc.so.*")]
     if not found:
-        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed (Linux only; pip install 'kvpager[test]')")
+        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed (Linux only; pip install '.[test]')")
     return ctypes.CDLL(str(found[0]))
 
 

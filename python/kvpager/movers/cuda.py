@@ -37,7 +37,9 @@ class CudaDevice:
         try:
             self._cupy: Any = importlib.import_module("cupy")
         except ImportError as missing:
-            raise ConfigError(f"cupy cannot be imported ({missing}): pip install 'kvpager[cupy]'") from missing
+            raise ConfigError(
+                f"cupy cannot be imported ({missing}): pip install '.[cupy]' in a clone of kvpager"
+            ) from missing
         self._runtime: Any = self._cupy.cuda.runtime
         try:
             self.number: int = self._runtime.getDevice() if number is None else number
