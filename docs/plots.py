@@ -21,7 +21,7 @@ CURVE = (
 AHEAD = (
     "first-come,watermark:5%,adaptive,known"  # the pools of these are drawn
     ",watermark:1%,watermark:2%,watermark:10%,watermark:20%,watermark:30%,limit:36,limit:40,limit:42,limit:44,limit:48"
-    ",adaptive:0.5%,adaptive:1%,adaptive:2%,adaptive:10%,adaptive:20%,adaptive:40%"
+    ",adaptive:1%,adaptive:2%,adaptive:5%,adaptive:10%,adaptive:50%,adaptive:75%"
 )
 PICTURES = {
     "fragmentation.png": ["fragmentation"],

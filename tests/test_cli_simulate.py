@@ -87,7 +87,7 @@ class TestTables:
         out = says.text(*asked)
         header = next(line for line in out.splitlines() if "steps" in line)
         assert header.split()[:3] == ["policy", "chunk", "load"]
-        assert re.findall(r"^ (?:first come|adaptive 5%) +(whole step|64|roofline) +90% ", out, re.MULTILINE) == [
+        assert re.findall(r"^ (?:first come|adaptive 28%) +(whole step|64|roofline) +90% ", out, re.MULTILINE) == [
             *("whole step", "64", "roofline") * 2
         ]
         rows = says.json(*asked)["rows"]
@@ -290,7 +290,7 @@ class TestRefusals:
         [
             (("nosuch.jsonl",), "nosuch.jsonl: there is no such file, and the scenarios are thrash, mixed, burst"),
             (("",), "'': cannot be read: No such file or directory"),
-            (("thrash", "--policy", "adaptive:5"), "limit:1.2x, reserve, adaptive, adaptive:5%, adaptive:20%+7%"),
+            (("thrash", "--policy", "adaptive:5"), "limit:1.2x, reserve, adaptive, adaptive:28%, known or"),
             (("thrash", "--blocks", "30"), "would never fit in a pool of 30"),
             (("thrash", "--load", "0.5"), "--load means nothing to thrash, where all requests arrive at once"),
             (("mixed", "--load", "0"), "load '0': expected a share of the load that fills the pool"),

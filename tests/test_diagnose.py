@@ -284,7 +284,7 @@ class TestThrashing:
         one = case(self.trace, num_blocks=250, max_running=limit, watermark=0.004)
         answer = found(thrashing.look(one, None))
         setting = answer.also["Admission"]
-        assert (setting.risk, setting.watermark, setting.max_running) == (0.05, 0.0, max(limit, 256))
+        assert (setting.risk, setting.watermark, setting.max_running) == (0.28, 0.0, max(limit, 256))
         ran = Engine(load_from_trace(self.trace), EngineConfig(num_blocks=250), SPEED, Adaptive(0.05)).run()
         assert one.run(setting).preemptions == ran.preemptions < answer.numbers["preemptions"]
         assert f"no number to find: {ran.preemptions} preemptions, {ran.tax:.1%} recomputed." in answer.change

@@ -10,7 +10,7 @@ from test_simulate import SPEED
 
 from kvpager import Admission, ConfigError, Pager, Pressure, Sequence, Wait
 from kvpager.diagnose.metrics import MetricsError, parse_scrape
-from kvpager.simulate import SCENARIOS, Engine, EngineConfig, Recompute, SimulationError
+from kvpager.simulate import SCENARIOS, Engine, EngineConfig, FirstCome, Recompute, SimulationError
 
 
 def admitted(answer: object) -> Sequence:
@@ -121,21 +121,14 @@ def test_a8_numbers_that_count_nothing_are_not_known() -> None:
             parse_scrape(f"kvpager_preemptions {number}")
 
 
-class Lying:
+class Lying(FirstCome):
     """An admission policy and a victim policy that answer what they are told."""
-
-    name, watermark, scan = "lying", 0.0, 0
 
     def __init__(self, admits: Any = None, victim: Any = None) -> None:
         self.admits, self.victim = admits, victim
 
     def admit(self, engine: Engine, request: Any) -> Any:
         return engine.enter(request) if self.admits is None else self.admits(engine)
-
-    def preempted(self, engine: Engine, request: Any) -> None:
-        pass
-
-    finished = preempted
 
     def choose(self, engine: Engine, left_out: int) -> Any:
         return self.victim(engine)

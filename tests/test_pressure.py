@@ -116,12 +116,8 @@ def test_bad_settings_are_refused():
 # On a real pager that thrashes.
 
 
-class Watched:
+class Watched(FirstCome):
     """First come, first served, and somebody who reads the signal."""
-
-    name = "watched"
-    watermark = 0.0
-    scan = 0
 
     def __init__(self, follows: bool) -> None:
         self.follows = follows
@@ -136,11 +132,6 @@ class Watched:
         if self.follows and reading.state != "ok" and engine.num_running >= reading.concurrency:
             return None
         return engine.enter(request)
-
-    def finished(self, engine, request):
-        pass
-
-    preempted = finished
 
 
 def run(admission):

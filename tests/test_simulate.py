@@ -429,10 +429,10 @@ def test_a_policy_may_scan_past_who_does_not_fit() -> None:
 
 
 def test_a_policy_may_decide_and_admit_in_one_call_of_its_own() -> None:
-    class Controller:
+    class Controller(FirstCome):
         """Stands for a controller that has the pager, and keeps sequences of its own."""
 
-        name, watermark, scan = "controller", 0.0, 0
+        name = "controller"
 
         def __init__(self) -> None:
             self.running: dict[int, int] = {}

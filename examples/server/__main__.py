@@ -66,8 +66,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--risk",
         type=float,
-        default=0.05,
-        help="probability of running out of blocks that admission takes; 1: whatever fits now comes in",
+        default=0.28,
+        help="probability of running out of blocks that is taken, less of doing so soon; 1: whatever fits now comes in",
     )
     parser.add_argument(
         "--fast",

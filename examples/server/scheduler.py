@@ -47,7 +47,7 @@ class Limits:
     prefill_budget: int = 128
     max_waiting: int = 256
     # The probability of running out of blocks that admission takes. Requests that are passed over in a step, at most.
-    risk: float = 0.25
+    risk: float = 0.28
     scan: int = 8
     # Of the host tier: how long a copy may take, and cold blocks that are copied at a time.
     deadline_s: float = 10.0

@@ -325,7 +325,7 @@ class Admission:
         cls,
         pager: Pager,
         *,
-        risk: float = 0.25,
+        risk: float = 0.28,
         prior_tokens: SupportsIndex = 1024,
         memory: SupportsIndex = 500,
         patience: SupportsIndex = 100,

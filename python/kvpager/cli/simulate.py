@@ -56,6 +56,8 @@ class Study:
     config: EngineConfig
     speed: Speed
     results: list[Result]
+    by_victims: bool
+    """Whether it was asked what happens when the pool is full."""
     idle_itl_p99: float | None
     """On an engine that serves one request at a time, where a limit was found by it."""
 
@@ -113,9 +115,9 @@ class Remembering(click.Command):
     "--when-full",
     "hows",
     metavar="HOWS",
-    default="recompute",
     callback=comma_list(one_of("--when-full", ("recompute", "swap", "stall"))),
-    help="What happens when the rows of a step do not fit: recompute, swap, stall; comma-separated.",
+    help="What happens when the rows of a step do not fit: recompute, swap, stall; comma-separated. Unless given,"
+    " adaptive and known preempt who loses least, all others the newest.",
 )
 @click.option(
     "--chunk",
@@ -193,7 +195,7 @@ class Remembering(click.Command):
 def simulate(
     workload: str,
     policies: list[Admission | BestLimit],
-    hows: list[Any],
+    hows: list[Any] | None,
     chunks: list[Chunk],
     loads: list[float] | None,
     requests: int | None,
@@ -233,9 +235,9 @@ def simulate(
       limit:1.2x      the best limit, found by trying: most requests a second with an ITL p99 of at most 1.2 times that
                       of an engine that serves one request at a time
       reserve         whoever fits with the longest answer he may get, beside all others with theirs
-      adaptive:5%     whoever fits without those who run being expected to run out: kvpager.Admission, at a risk of 5%
-      adaptive:20%+7% the same at a risk of 20%, beside a watermark of 7%
-      known:5%        the same, told how long each answer will be
+      adaptive:28%    whoever fits without those who run being expected to run out: kvpager.Admission, at a risk of 28%.
+                      Where all are there from the beginning the last come in longest first
+      known:28%       the same, told how long each answer will be
 
     \b
     --chunk: how much of a prompt a step computes beside those who write. They wait for each step: this sets the ITL
@@ -282,7 +284,7 @@ def simulate(
         eviction=evict,
         prefix_cache=not no_prefix_cache,
     )
-    if "swap" in hows and not host_blocks:
+    if hows and "swap" in hows and not host_blocks:
         raise click.UsageError("--when-full swap needs a host tier: give it --host-blocks")
     speed = Speed.of(CostModel(shape=shape, device=device, link=link, block_size=block_size), overhead)
     with Bar(quiet=as_json) as bar:
@@ -292,16 +294,17 @@ def simulate(
         factors: list[float | None] = list(loads) if loads else [LOADS.get(load.name)]
         if loads and load.arrivals_s[0] == load.arrivals_s[-1]:
             raise click.UsageError(f"--load means nothing to {printable(load.name)}, where all requests arrive at once")
+        ways = [None] if hows is None else [Newest(how) for how in hows]
         runs = [
-            Run(policy, Newest(how), factor, chunk)
+            Run(policy, way, factor, chunk)
             for policy in policies
-            for how in hows
+            for way in ways
             for chunk in chunks
             for factor in factors
         ]
         results = list(compare(load, config, speed, runs, bar.stage("serving")))
         found = any(isinstance(policy, BestLimit) for policy in policies)
-        study = Study(load, config, speed, results, idle_itl(load, speed).p99 if found else None)
+        study = Study(load, config, speed, results, hows is not None, idle_itl(load, speed).p99 if found else None)
         _draw(study, plot, html, bar)
     if as_json:
         _print_json(study, None if workload not in SCENARIOS else seed, plot, html)
@@ -336,12 +339,16 @@ def _draw(study: Study, plot: Path | None, html: Path | None, bar: Bar) -> None:
 
 
 def _columns(study: Study, percentiles: Sequence[str] = ("p50", "p99")) -> list[str]:
-    ways = len({result.victims for result in study.results}) > 1 or study.results[0].victims != "recompute"
     chunks = {result.chunk for result in study.results} != {Fixed().name}
     rates = any(result.load_factor is not None for result in study.results)
     first, *others = percentiles
     return [
-        *("policy", *(["when full"] if ways else []), *(["chunk"] if chunks else []), *(["load"] if rates else [])),
+        *(
+            "policy",
+            *(["when full"] if study.by_victims else []),
+            *(["chunk"] if chunks else []),
+            *(["load"] if rates else []),
+        ),
         *("steps", "tax", "preempted", *(["hits"] if study.shares else []), "in use", "running", "useful/s"),
         *(f"TTFT {first}, s", *others, f"ITL {first}, ms", *others),
     ]

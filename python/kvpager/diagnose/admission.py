@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .case import Case, Setting
 
-RISK = 0.05
+RISK = 0.28
 """What `kvpager.Admission` takes unless told otherwise."""
 MAX_RUNNING = 256
 """A limit that is none, unless there was a higher one."""

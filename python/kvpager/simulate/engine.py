@@ -34,7 +34,7 @@ from ..errors import ConfigError, KvPagerError, NeverFits, OutOfBlocks
 from .chunks import Chunk, Fixed
 from .link import Link
 from .load import Load
-from .policies import Admission, FirstCome, Newest, Recompute, Stall, Swap, Victims
+from .policies import Admission, FirstCome, Recompute, Stall, Swap, Victims
 from .record import Recorder, Result
 from .rows import Request, Rows
 
@@ -80,7 +80,7 @@ class Engine:
     ) -> None:
         self.load, self.config, self.speed = load, config, speed
         self.admission: Admission = FirstCome() if admission is None else admission
-        self.victims: Victims = Newest() if victims is None else victims
+        self.victims: Victims = self.admission.victims if victims is None else victims
         self.chunk: Chunk = Fixed() if chunk is None else chunk
         self.pager = Pager(
             config.num_blocks,

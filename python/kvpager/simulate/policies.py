@@ -51,6 +51,10 @@ class Admission(Protocol):
         """The watermark of the pager it works with."""
 
     @property
+    def victims(self) -> Victims:
+        """Who gives way, where the engine is not told otherwise."""
+
+    @property
     def scan(self) -> int:
         """How many requests that do not come in are passed over in a step; 0: whoever is first keeps all others out."""
 
@@ -67,9 +71,9 @@ class Admission(Protocol):
         """A request lost its blocks and waits again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that a class of one's own may keep what it likes
 class FirstCome:
-    """Whoever fits, in the order of arrival: what engines do unless told otherwise."""
+    """Whoever fits, in the order of arrival: what engines do unless told. A base for policies of one's own."""
 
     @property
     def name(self) -> str:
@@ -78,6 +82,10 @@ class FirstCome:
     @property
     def watermark(self) -> float:
         return 0.0
+
+    @property
+    def victims(self) -> Victims:
+        return Newest()
 
     @property
     def scan(self) -> int:
@@ -158,6 +166,8 @@ class Adaptive:
     It is told the longest answer of a request where the load has a limit that is not the true length; with `known` it
     is told the true one. A watermark beside it keeps room for the next steps, the risk for those far away.
 
+    Who gives way is whoever loses least (`Pager.choose_victims`).
+
     In a batch, all of which is there from the beginning, the last come in `longest_first`: when no more wait than run,
     whoever is expected to get most tokens is asked about first, so that nobody is left to run alone in the end (Graham,
     1969, calls it longest processing time first).
@@ -165,7 +175,7 @@ class Adaptive:
 
     def __init__(
         self,
-        risk: float = 0.25,
+        risk: float = 0.28,
         *,
         known: bool = False,
         watermark: float = 0.0,
@@ -187,6 +197,10 @@ class Adaptive:
     def name(self) -> str:
         kind = f"{'known' if self.known else 'adaptive'} {100 * self.risk:g}%"
         return f"{kind}+{100 * self.watermark:g}%" if self.watermark else kind
+
+    @property
+    def victims(self) -> Victims:
+        return Advised("least_progress")
 
     def arrange(self, engine: Engine) -> None:
         waiting = engine.waiting
@@ -337,29 +351,26 @@ class Advised:
 
 
 def parse_admission(text: str) -> Admission:
-    """`first-come`, `watermark:5%`, `limit:64`, `reserve`, `adaptive:5%` or `known:5%`; ValueError otherwise.
+    """`first-come`, `watermark:5%`, `limit:64`, `reserve`, `adaptive:28%` or `known:28%`; ValueError otherwise.
 
-    `adaptive` and `known` without a risk take that of `kvpager.Admission`; `adaptive:20%+7%` has a watermark beside it.
+    `adaptive` and `known` without a risk take that of `kvpager.Admission`.
     """
     kind, _, value = text.strip().partition(":")
     try:
         if kind == "first-come" and not value:
             return FirstCome()
-        if kind in ("adaptive", "known"):
-            share = r"([0-9]{1,3}(?:\.[0-9]{1,12})?)%"
-            found = re.fullmatch(rf"(?:{share}(?:\+{share})?)?", value)
-            if found is not None:
-                risk, watermark = (float(Fraction(part) / 100) for part in (found[1] or "25", found[2] or "0"))
-                return Adaptive(risk, known=kind == "known", watermark=watermark)
         if kind == "reserve" and not value:
             return ReserveEverything()
-        if kind == "watermark" and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,12})?%", value):
-            return Watermark(float(Fraction(value[:-1]) / 100))
+        if kind in ("adaptive", "known") and not value:
+            return Adaptive(known=kind == "known")
+        if kind in ("adaptive", "known", "watermark") and re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,12})?%", value):
+            share = float(Fraction(value[:-1]) / 100)
+            return Watermark(share) if kind == "watermark" else Adaptive(share, known=kind == "known")
         if kind == "limit" and re.fullmatch(r"[0-9]{1,9}", value):
             return ConcurrencyLimit(int(value))
     except ConfigError as error:
         raise ValueError(str(error)) from None
     raise ValueError(
         f"policy {text.strip()!r}: expected first-come, watermark:5%, limit:64, limit:1.2x, reserve, adaptive,"
-        " adaptive:5%, adaptive:20%+7%, known or known:5%"
+        " adaptive:28%, known or known:28%"
     )

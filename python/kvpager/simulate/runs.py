@@ -41,7 +41,8 @@ class Run:
     """One engine and the rate at which it is asked, as a share of its capacity; None: as the load has it."""
 
     admission: Admission | BestLimit
-    victims: Victims
+    victims: Victims | None = None
+    """None: as the admission has it."""
     load_factor: float | None = None
     chunk: Chunk = WHOLE_STEP
 

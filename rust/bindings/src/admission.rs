@@ -62,7 +62,7 @@ impl PyAdmission {
     #[new]
     #[pyo3(
         signature = (pager, *, risk=Given::NOTHING, prior_tokens=Given::NOTHING, memory=Given::NOTHING, patience=Given::NOTHING),
-        text_signature = "(pager, *, risk=0.25, prior_tokens=1024, memory=500, patience=100)"
+        text_signature = "(pager, *, risk=0.28, prior_tokens=1024, memory=500, patience=100)"
     )]
     fn new(
         py: Python<'_>,
@@ -73,7 +73,7 @@ impl PyAdmission {
         patience: Given<'_>,
     ) -> PyResult<Self> {
         let settings = Settings {
-            risk: risk.share("risk", 0.25, RISK_LIMITS)?,
+            risk: risk.share("risk", 0.28, RISK_LIMITS)?,
             prior_tokens: prior_tokens.setting("prior_tokens", 1024, PRIOR_LIMITS)?,
             memory: memory.setting("memory", 500, MEMORY_LIMITS)?,
             patience: patience.setting("patience", 100, PATIENCE_LIMITS)?,

@@ -66,7 +66,8 @@ pub struct Point {
     pub mean: f64,
     /// Of the blocks, as nobody knows when lives end.
     pub variance: f64,
-    /// Of the blocks of those whose ends are known, as their last blocks are filled differently.
+    /// Blocks more that those may hold whose ends are known, as their last blocks are filled differently: three standard
+    /// deviations, or what it is at worst.
     pub rounding: f64,
 }
 
@@ -139,8 +140,7 @@ impl Projection {
         self.points.iter().fold(0.0, |most, point| {
             let (mean, variance) = more(point.steps);
             let lives = margins.after(point.steps, self.prompt) * (point.variance + variance).sqrt();
-            // Where last blocks end is arithmetic: nothing is risked on it.
-            f64::max(most, point.mean + mean + lives + 3.0 * point.rounding.sqrt())
+            f64::max(most, point.mean + mean + lives + point.rounding)
         })
     }
 
@@ -223,7 +223,8 @@ fn join(uncertain: &[(f64, f64); GRID], ends: &[(u32, f64)], block_size: u32, fi
         let (mean, variance) = between(uncertain, at, steps);
         let certain = if over < ends.len() { held + count * f64::from(steps) } else { 0.0 };
         let (mean, variance) = (fixed + (mean + certain) / size, variance / (size * size));
-        points.push(Point { steps, mean, variance, rounding: count / 12.0 });
+        let rounding = f64::min(3.0 * (count / 12.0).sqrt(), count * (size - 1.0) / (2.0 * size));
+        points.push(Point { steps, mean, variance, rounding });
         at += usize::from(at < GRID && STEPS[at] == steps);
         next_end += ends[next_end..].partition_point(|end| end.0 == steps);
     }
@@ -328,7 +329,7 @@ mod tests {
             let seen = one_by_one
                 .points()
                 .iter()
-                .map(|point| point.mean + point.variance.sqrt() + 3.0 * point.rounding.sqrt())
+                .map(|point| point.mean + point.variance.sqrt() + point.rounding)
                 .fold(0.0, f64::max);
             assert!((most - seen).abs() < 1e-9);
             for point in one_by_one.points() {

@@ -193,7 +193,10 @@ impl Pager {
             .projection
             .points()
             .iter()
-            .map(|point| (point.steps, point.mean, (point.variance + point.rounding).sqrt()))
+            .map(|point| {
+                let rounding = point.rounding / 3.0;
+                (point.steps, point.mean, (point.variance + rounding * rounding).sqrt())
+            })
             .collect())
     }
 
