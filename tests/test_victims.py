@@ -49,13 +49,22 @@ def test_the_newest_goes_first_and_an_answer_names_who_how_and_what_for(implemen
     pager = implementation(8, 4)
     first, second, third = running(pager, 12, 8, 9)
     (victim,) = pager.choose_victims(2, candidates=[second, third, first])
-    assert victim == (third.id, third, "recompute", 3, 9, 9.0, "newest: it came in last; frees 3 blocks")
+    assert victim == (third.id, third, 1, "recompute", 3, 9, 9.0, "newest: it came in last; frees 3 blocks")
     (victim,) = pager.choose_victims(2)
-    assert (victim.sequence_id, victim.sequence) == (third.id, None)
+    assert (victim.sequence_id, victim.sequence, victim.candidate_index) == (third.id, None, 2)
     assert ids(pager.choose_victims(4)) == [third.id, second.id]
     with refuses(kvpager.OutOfBlocks):
         pager.choose_victims(6)  # one stays
     assert ids(pager.choose_victims(6, keep=0)) == [third.id, second.id, first.id]
+
+
+def test_without_candidates_the_index_counts_those_that_may_go(implementation):
+    pager = implementation(8, 4)
+    held = pager.admit(range(900, 908), pin=True)
+    old, new = running(pager, 12, 9)
+    assert held.id < old.id < new.id
+    (victim,) = pager.choose_victims(2)
+    assert (victim.sequence_id, victim.candidate_index) == (new.id, 1)
 
 
 def test_shared_blocks_free_nothing_until_their_last_holder_goes(implementation):
@@ -292,6 +301,7 @@ def test_waiting_is_advised_where_completions_are_near(implementation):
     # The oldest ends in 4 steps and gives 3 blocks; the newest, 4 tokens to compute again, gives one.
     (stall,) = pager.choose_victims(1, finishing=[4, 1, None], **asked)
     assert (stall.action, stall.sequence_id, stall.blocks, stall.cost) == ("stall", middle.id, 0, 2.0)
+    assert stall.candidate_index == 1
     assert stall.reason == "enough others end in 4 steps"
     (victim,) = pager.choose_victims(1, finishing=[40, 1, None], **asked)
     assert (victim.action, victim.sequence_id) == ("recompute", new.id)

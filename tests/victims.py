@@ -60,6 +60,9 @@ class Question:
         are_taken = [all(each.action != "stall" for each in answer or ()) for answer in (victims, more)]
         # More needed blocks never choose fewer.
         assert more is None or not all(are_taken) or len(more) >= len(victims or ())
+        if self.candidates is not None:
+            for each in victims or ():
+                assert self.candidates[each.candidate_index].reference.id == each.sequence_id
         left_out = self.options.get("left_out", [])
         if victims and victims[0].action == "stall":
             assert self.candidates is not None

@@ -354,7 +354,7 @@ class Scheduler:
                 counts[list(refused.rows)] = 0
                 self.counters.rows_left_out += len(refused.rows)
                 return self._step(samples, counts) if counts.any() else None
-            self._make_room(next(each for each in samples if each.seq is victim.sequence), victim)
+            self._make_room(samples[victim.candidate_index], victim)
         return None
 
     def _victim(

@@ -140,6 +140,9 @@ class Victim(NamedTuple):
     sequence_id: int
     sequence: Sequence | None
     """The candidate as it was given; None where no candidates were given."""
+    candidate_index: int
+    """Its position in `candidates`, counted as in `left_out`. Where none were given: among all that run and are not
+    pinned, by ascending id."""
     action: Literal["recompute", "swap", "stall"]
     """``preempt``, ``swap_out``, or left out of this step with all its blocks."""
     blocks: int

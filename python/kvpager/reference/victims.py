@@ -201,7 +201,7 @@ def _victim(
     reason: str,
 ) -> Victim:
     sequence: Any = asked.sequences[place] if asked.is_named else None
-    return Victim(record.id, sequence, action, blocks, tokens, cost, reason)
+    return Victim(record.id, sequence, place, action, blocks, tokens, cost, reason)
 
 
 def _stall(pool: Pool, asked: Asked, records: list[Record], missing: int) -> tuple[float, int] | None:

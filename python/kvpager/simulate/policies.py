@@ -335,18 +335,17 @@ class Advised:
         return self.policy
 
     def choose(self, engine: Engine, left_out: int) -> Answer:
-        running = {request.sequence.id: request for request in engine.running if request.sequence is not None}
-        candidates = [request.sequence for request in running.values() if request.sequence is not None]
+        running = [(each, sequence) for each in engine.running if (sequence := each.sequence) is not None]
         # One at a time: the step may fit without the next one, whose own need has gone with the last.
         first, *_ = engine.pager.choose_victims(
             engine.available_blocks + 1,
             self.policy,
-            candidates=candidates,
+            candidates=[sequence for _, sequence in running],
             cost=self.cost,
             spare_after=self.spare_after,
             keep=0,
         )
-        victim = running[first.sequence_id]
+        victim, _ = running[first.candidate_index]
         return Swap(victim) if first.action == "swap" else Recompute(victim)
 
 

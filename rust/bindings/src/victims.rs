@@ -53,9 +53,8 @@ impl<'py> Given<'_, 'py> {
         let class = CLASS.import(py, "kvpager.types", "Victim")?;
         let told = victims.into_iter().map(|victim| {
             let sequence = sequences.as_ref().map(|sequences| sequences.get_item(victim.place)).transpose()?;
-            let numbers = (victim.blocks, victim.tokens, victim.cost);
-            let (blocks, tokens, cost) = numbers;
-            class.call1((victim.handle.serial, sequence, victim.action.name(), blocks, tokens, cost, victim.reason))
+            let (id, place, action) = (victim.handle.serial, victim.place, victim.action.name());
+            class.call1((id, sequence, place, action, victim.blocks, victim.tokens, victim.cost, victim.reason))
         });
         told.collect()
     }
