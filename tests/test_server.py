@@ -507,6 +507,8 @@ class TestCommand:
             (["--random", "--num-blocks", "1"], 1, "it takes 2 or more"),
             (["--random", "--block-size", "0"], 1, "block_size"),
             (["--random", "--prefill-budget", "0"], 1, "it takes 1 or more"),
+            (["--random", "--inter-token-ms", "0"], 1, "a time between tokens of 0.0 seconds"),
+            (["--random", "--inter-token-ms", "nan"], 1, "a time between tokens of nan seconds"),
             (["--random", "--max-seqs", "0"], 1, "max_seqs"),
             (["--random", "--host-blocks", "-1"], 1, "num_host_blocks"),
             (["--random", "--port", "70000"], 2, "there is no port 70000"),

@@ -17,7 +17,9 @@ from examples.server.llama import Llama
 from examples.server.pages import PagedKV
 from examples.server.requests import Failed, NeverFitsError, OverloadedError, Request
 from examples.server.scheduler import Scheduler, choose
+from examples.server.speed import measured
 from examples.server.tokenizer import AnswerText, ByteTokenizer
+from kvpager.cost import Speed, Work
 
 
 @pytest.mark.parametrize("num_blocks", [12, 16, 24, 200])
@@ -195,6 +197,114 @@ def test_a_long_prompt_does_not_hold_up_who_decodes():
         assert scheduler.counters.computed_tokens - computed == 1 + 8
     assert len(long.texts[0]) == 1
     drive(scheduler)
+
+
+class TestTheTimeBetweenTokens:
+    """A step takes 2 ms, 1 ms for each token, and 10 us for each pair that attention looks at; or so it is believed."""
+
+    SPEED = Speed(
+        name="believed", token_s=0.001, pair_s=0.00001, weights_s=0, kv_token_s=0, block_s=0, overhead_s=0.002
+    )
+
+    def a_scheduler(self, inter_token_s, **limits):
+        scheduler = a_scheduler(inter_token_s=inter_token_s, prefill_budget=64, **limits)
+        scheduler.speed = self.SPEED
+        return scheduler
+
+    def steps(self, scheduler):
+        """Until all is answered: of each step, how many wrote, tokens computed beside, what it took, as is believed."""
+        seen = []
+        step = scheduler._step
+
+        def noted(samples, counts):
+            pairs_of = [
+                (int(n), each.seq.num_planned, each.num_missing) for n, each in zip(counts, samples, strict=True)
+            ]
+            writers = [start + 1 for _, start, missing in pairs_of if missing == 1]
+            work = Work.writing(len(writers), sum(writers))
+            for count, start, missing in pairs_of:
+                work = work.with_prompt(start, count) if count and missing > 1 else work
+            seen.append((len(writers), work.tokens - len(writers), self.SPEED.step_s(*work)))
+            return step(samples, counts)
+
+        scheduler._step = noted
+        drive(scheduler)
+        return seen
+
+    def test_a_long_prompt_is_cut_while_somebody_writes(self):
+        scheduler = self.a_scheduler(0.012)
+        talking = ask(scheduler, some(1, 8), 40)
+        scheduler.step()
+        long = ask(scheduler, some(2, 90), 4)
+        steps = self.steps(scheduler)
+        beside = [step for step in steps if step[0] and step[1]]
+        assert len(beside) > 10
+        assert sum(step[1] for step in beside) in (89, 90)  # its last token may come by itself
+        # As many as fit, to the token; the further a prompt has got the fewer.
+        assert all(0.010 < took < 0.012 + 1e-9 for _, _, took in beside[:-1])
+        assert beside[0][1] > beside[-2][1]
+        assert [talking.texts, long.texts] == [talking.alone(), long.alone()]
+
+    def test_nobody_who_writes_is_nobody_who_is_held_up(self):
+        scheduler = self.a_scheduler(0.012)
+        long = ask(scheduler, some(2, 90), 4)
+        assert [step[1] for step in self.steps(scheduler) if step[1]] == [64, 26]
+        assert long.texts == long.alone()
+
+    def test_two_prompts_share_the_time_and_who_is_cut_is_the_last(self):
+        scheduler = self.a_scheduler(0.012)
+        talking = ask(scheduler, some(1, 8), 30)
+        scheduler.step()
+        asked = [ask(scheduler, some(2, 5), 2), ask(scheduler, some(3, 40), 2), ask(scheduler, some(4, 40), 2)]
+        scheduler.step()
+        planned = [sample.seq.num_planned for sample in scheduler.running]
+        assert (planned[1], planned[3]) == (5, 0)
+        assert 0 < planned[2] < 8
+        drive(scheduler)
+        assert [each.texts for each in (talking, *asked)] == [each.alone() for each in (talking, *asked)]
+
+    def test_a_prompt_goes_on_where_the_target_cannot_be_met(self):
+        scheduler = self.a_scheduler(0.000001)
+        talking = ask(scheduler, some(1, 8), 60)
+        scheduler.step()
+        long = ask(scheduler, some(2, 30), 2)
+        steps = self.steps(scheduler)
+        assert [step[1] for step in steps if step[0] and step[1]] == [1] * 29
+        assert [talking.texts, long.texts] == [talking.alone(), long.alone()]
+
+    def test_without_a_target_the_budget_alone_cuts_and_nothing_is_measured(self):
+        assert a_scheduler().speed is None
+        scheduler = self.a_scheduler(None)
+        ask(scheduler, some(1, 8), 20)
+        scheduler.step()
+        ask(scheduler, some(2, 90), 4)
+        assert [step[1] for step in self.steps(scheduler) if step[1]] == [64, 26]
+
+    def test_what_a_step_takes_is_measured(self):
+        now = 0.0
+
+        class Timed:
+            """Takes what SPEED says, and computes nothing. Every third step is held up by something else."""
+
+            name, config, is_exact, steps = "timed", MODEL.config, True, 0
+
+            def forward(self, tokens, positions, attend, wanted):
+                nonlocal now
+                self.steps += 1
+                now += TestTheTimeBetweenTokens.SPEED.step_s(len(tokens), int((positions + 1).sum()), 0)
+                now += 0.1 * (self.steps % 3 == 0)
+
+        found = measured(Timed(), clock=lambda: now)
+        for name in ("token_s", "pair_s", "overhead_s", "weights_s", "kv_token_s"):
+            assert getattr(found, name) == pytest.approx(getattr(self.SPEED, name), abs=1e-9)
+
+    def test_a_real_clock_gives_a_speed(self):
+        assert a_scheduler(inter_token_s=0.05).speed.step_s(1, 1, 1) > 0
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+    def test_a_target_is_a_time(self, seconds):
+        with pytest.raises(ValueError, match="a time between tokens of"):
+            a_scheduler(inter_token_s=seconds)
 
 
 def test_samples_share_the_prompts_blocks():

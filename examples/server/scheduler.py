@@ -6,6 +6,7 @@ called from any thread.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvpager
+from kvpager.cost import Speed, Work
 from kvpager.metrics import family
 from kvpager.movers import HostArena, Mover, NumpyMover, NumpyPool
 from kvpager.tiers import DiskTier
@@ -24,6 +26,7 @@ from kvpager.tiers import DiskTier
 from .llama import Floats, Llama
 from .pages import PagedKV
 from .requests import Delta, Failed, NeverFitsError, OverloadedError, Request, Sample
+from .speed import measured
 from .tokenizer import AnswerText, ChatTokenizer
 from .transfers import Transfers
 
@@ -46,6 +49,8 @@ class Limits:
     max_seqs: int = 8
     prefill_budget: int = 128
     max_waiting: int = 256
+    # How long a step with somebody who writes should take: prompts are cut to that. None: by the prefill budget alone.
+    inter_token_s: float | None = None
     # The probability of running out of blocks that admission takes. Requests that are passed over in a step, at most.
     risk: float = 0.28
     scan: int = 8
@@ -90,6 +95,9 @@ class Scheduler:
         self.max_len = min(model.config.context, (num_blocks - 1) * block_size)
         if self.limits.prefill_budget < 1:
             raise ValueError(f"a prefill budget of {self.limits.prefill_budget} computes no prompt: it takes 1 or more")
+        target = self.limits.inter_token_s
+        if target is not None and not 0 < target < math.inf:
+            raise ValueError(f"a time between tokens of {target} seconds: it must be finite and above 0")
         if self.max_len < 1:
             raise ValueError(f"a pool of {num_blocks} block serves nothing: it takes 2 or more")
         self.admission = kvpager.Admission(self.pager, risk=self.limits.risk)
@@ -99,6 +107,7 @@ class Scheduler:
             self.limits.max_seqs + self.limits.prefill_budget,
             buffers=1,
         )
+        self.speed: Speed | None = measured(model, block_size) if target is not None else None
         self.pages = PagedKV(model.config, num_blocks, block_size, is_exact=model.is_exact)
         mover, tier = None, None
         if disk and not host_blocks:
@@ -394,13 +403,26 @@ class Scheduler:
 
     def _counts(self, samples: list[Sample]) -> NDArray[np.int32]:
         """Positions of each row: one where it decodes, a chunk where it prefills, the oldest first in the budget."""
+        writing = [each for each in samples if each.num_missing == 1]
+        work = Work.writing(len(writing), sum(each.seq.num_planned + 1 for each in writing))
         counts = np.zeros(len(samples), np.int32)
         budget = self.limits.prefill_budget
         for row in sorted(range(len(samples)), key=lambda row: samples[row].age):
-            missing = samples[row].num_missing
-            counts[row] = 1 if missing == 1 else min(missing, budget)
-            budget -= 0 if missing == 1 else int(counts[row])
+            missing, start = samples[row].num_missing, samples[row].seq.num_planned
+            if missing == 1:
+                counts[row] = 1
+            elif budget:
+                chunk = min(missing, budget, self._chunk(work, start) if writing else budget)
+                counts[row], work = chunk, work.with_prompt(start, chunk)
+                budget = budget - chunk if chunk == missing else 0  # who is cut is the last
         return counts
+
+    def _chunk(self, work: Work, start: int) -> int:
+        """Tokens of a prompt, behind `start`, that fit beside `work` into the time between tokens: 1 at least."""
+        most, target_s = self.limits.prefill_budget, self.limits.inter_token_s
+        if self.speed is None or target_s is None:
+            return most
+        return self.speed.prompt_tokens(work, start, target_s=target_s, most=most)
 
     def _fork(self, row: int, sample: Sample) -> list[Sample]:
         """The other samples of a prompt that is computed: they share its blocks, and copy the last one on write."""
