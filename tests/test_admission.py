@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -426,6 +427,47 @@ def test_nobody_who_waits_is_passed_over_for_ever() -> None:
         raise AssertionError("it starved")
     assert waited is not None
     assert came == 5 == waited.passed_over
+
+
+def test_who_is_given_up_keeps_nobody_out_from_then_on() -> None:
+    pager = Pager(100, 4)
+    admission = Admission(pager, patience=0)
+    admitted(admission.try_admit(prompt(1, 40), expected_tokens=200))
+    first = waits(admission.try_admit(prompt(2, 360), expected_tokens=90))
+    gone = waits(admission.try_admit(prompt(2, 360), expected_tokens=90, waited=first))
+    small = waits(admission.try_admit(prompt(3, 8), expected_tokens=9))
+    assert small.reason == "turn"
+    before = pager.dump(full=True), pager.stats()
+    for answer in (first, gone, gone):  # any of its answers, and again
+        admission.give_up(answer)
+    assert (pager.dump(full=True), pager.stats()) == before
+    admitted(admission.try_admit(prompt(3, 8), expected_tokens=9, waited=small))
+    admission.give_up(small)  # it came in
+    again = waits(admission.try_admit(prompt(2, 360), expected_tokens=90, waited=gone))
+    assert (again.ticket, again.passed_over) == (first.ticket, 0)
+
+
+def test_only_the_answer_of_this_admission_is_given_up() -> None:
+    pager = Pager(100, 4)
+    old, other = Admission(pager, risk=1.0), Admission(Pager(100, 4), risk=1.0)
+    admitted(old.try_admit(prompt(1, 380)))
+    admitted(other.try_admit(prompt(1, 380)))
+    stale, foreign = waits(old.try_admit(prompt(2, 80))), waits(other.try_admit(prompt(2, 80)))
+    assert stale == foreign, "who answered is no part of the answer"
+    admission = Admission(pager, risk=1.0, patience=0)
+    own = waits(admission.try_admit(prompt(2, 80)))
+    waits(admission.try_admit(prompt(2, 80), waited=own))
+    for wait in (stale, foreign, Wait("blocks", 1, 0, 0, own.ticket)):
+        with pytest.raises(ValueError, match="the answer of another Admission"):
+            admission.give_up(wait)
+    with pytest.raises(ValueError, match="another Admission controls this pager now"):
+        old.give_up(stale)
+    for wrong in (None, own.ticket, (1, 2)):
+        with pytest.raises(TypeError, match="waited must be a Wait"):
+            admission.give_up(wrong)  # type: ignore[arg-type]
+    assert waits(admission.try_admit(prompt(3, 8))).reason == "turn", "nobody was given up"
+    admission.give_up(copy.deepcopy(own))
+    admitted(admission.try_admit(prompt(3, 8)))
 
 
 def test_who_gives_up_keeps_nobody_out() -> None:

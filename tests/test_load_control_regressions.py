@@ -278,3 +278,32 @@ def test_r3_at_a_risk_of_zero_forks_keep_room_for_the_copy_of_the_block_that_the
         sequence.append(3)
         sequence.append(3)
         sequence.release()
+
+
+def test_r4_who_is_asked_about_rarely_keeps_his_count() -> None:
+    """Passed over as often as may be, and not asked about for 8 rounds, he was forgotten and began anew, each time."""
+    pager = Pager(100, 4)
+    admission = Admission(pager, risk=1.0, patience=3)
+    held = admitted(admission.try_admit([1] * 200))
+    large: Wait | None = None
+    passed_over, came = [], []
+    for _ in range(4):
+        asked = admission.try_admit([2] * 240, waited=large)
+        assert isinstance(asked, Wait)
+        large = asked
+        passed_over.append(large.passed_over)
+        small: Wait | None = None
+        came_now = []
+        for number in range(20):
+            answer = admission.try_admit([3] * 8, waited=small)
+            small = answer if isinstance(answer, Wait) else None
+            if small is None:
+                admitted(answer).release()
+                came_now.append(number)
+        came.append(came_now)
+    # At first nobody knows that he comes back. Then the first three pass, and for 8 rounds no other; he may have gone.
+    assert came[1][:3] == [0, 1, 2]
+    assert came[1][3] > 10
+    assert came[2][0] == came[3][0] > 8, "he is there again, and has waited enough"
+    assert passed_over == [0, 0, len(came[1]), len(came[1]) + len(came[2])]
+    held.release()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,44 @@ def test_a_small_one_passes_a_large_one_though_not_for_ever(scan):
     assert came == {running.request, *(each.request for each in small[: 2 if scan else 0])}
     drive(scheduler)
     assert [each.texts for each in (large, *small)] == [each.alone() for each in (large, *small)]
+
+
+def test_who_hangs_up_while_he_waits_keeps_nobody_out():
+    scheduler = a_scheduler(20, max_seqs=8, risk=1.0)
+    scheduler.admission = kvpager.Admission(scheduler.pager, risk=1.0, patience=0)
+    ask(scheduler, some(0, 36), 30)
+    scheduler.step()
+    large = ask(scheduler, some(1, 50), 2)
+    for _ in range(2):
+        scheduler.step()
+    small = ask(scheduler, some(2, 4), 2)
+    scheduler.step()
+    assert small.request.waited.reason == "turn"
+    scheduler.abort(large.request)
+    scheduler.step()
+    assert small.events
+    drive(scheduler)
+
+
+def test_who_hangs_up_while_he_is_preempted_keeps_nobody_out():
+    scheduler = a_scheduler(20, max_seqs=4, risk=1.0)
+    asked = [ask(scheduler, some(each, 10), 40) for each in range(4)]
+    waiting = []
+    for _ in range(200):
+        scheduler.step()
+        if waiting := [each for each in scheduler.preempted if each.waited is not None]:
+            break
+    sample = waiting[0]
+    given_up = []
+    scheduler.admission = SimpleNamespace(
+        give_up=given_up.append, **{name: getattr(scheduler.admission, name) for name in ("try_admit", "try_resume")}
+    )
+    waited = sample.waited
+    scheduler.abort(sample.request)
+    scheduler.step()
+    assert given_up == [waited]
+    drive(scheduler)
+    assert sum(each.is_done for each in asked) == 3
 
 
 def test_samples_that_share_a_block_need_more_than_the_pool_has():

@@ -259,6 +259,7 @@ class Scheduler:
                 self._end(sample, "aborted")
             if request in self.waiting:
                 self.waiting.remove(request)
+                self._give_up(request.waited)
 
     def _land(self) -> None:
         """Whose transfer has ended goes on, from wherever it is now."""
@@ -457,8 +458,14 @@ class Scheduler:
 
     def _end(self, sample: Sample, reason: Literal["finished", "aborted"]) -> None:
         sample.seq.release(reason)  # takes it out of the batch, too; its full blocks stay cached
+        self._give_up(sample.waited)
         if self.moving.pop(sample, None) is None:
             (self.running if sample in self.running else self.preempted).remove(sample)
+
+    def _give_up(self, waited: kvpager.Wait | None) -> None:
+        """Who will not be asked about any more keeps nobody out."""
+        if waited is not None:
+            self.admission.give_up(waited)
 
     def _fail_all(self) -> None:
         samples = self._samples()

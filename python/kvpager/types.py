@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
@@ -188,6 +188,7 @@ class Wait:
     - ``passed_over``: how often others that asked later came in before it.
     - ``ticket``: its place among those that wait: hand the answer back as ``waited`` when the same request is asked
       about again, and keep it to that request.
+    - ``admission_number``: names the Admission that answered, for ``Admission.give_up``.
     """
 
     reason: Literal["blocks", "growth", "turn"]
@@ -195,6 +196,7 @@ class Wait:
     available: int
     passed_over: int
     ticket: int
+    admission_number: int = field(default=-1, repr=False, compare=False)
 
     @property
     def short(self) -> int:

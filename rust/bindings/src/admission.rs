@@ -1,6 +1,7 @@
 //! `kvpager.Admission`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvpager_core::admission::{MEMORY_LIMITS, PATIENCE_LIMITS, PRIOR_LIMITS, RISK_LIMITS, Settings, Verdict, Wait};
 use kvpager_core::error::Result;
@@ -19,6 +20,8 @@ use crate::plans::Made;
 use crate::sequence::PySequence;
 use crate::shared::Shared;
 
+/// Admissions so far. No decision looks at it.
+static MADE: AtomicU64 = AtomicU64::new(0);
 /// Characters that the name of a kind may have.
 const KIND_CHARS_MAX: usize = 200;
 
@@ -55,6 +58,8 @@ pub struct PyAdmission {
     shared: Arc<Shared>,
     settings: Settings,
     generation: u64,
+    /// Names it in the answers that it gives, among all of the process.
+    number: u64,
 }
 
 #[pymethods]
@@ -80,7 +85,8 @@ impl PyAdmission {
         };
         let shared = Arc::clone(pager.shared());
         let generation = shared.change(py, |pager| pager.set_control(settings))?;
-        Ok(Self { shared, settings, generation })
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { shared, settings, generation, number })
     }
 
     fn __repr__(&self) -> String {
@@ -130,8 +136,8 @@ impl PyAdmission {
     /// namespace, wait, fetch, fetch_min_tokens
     ///     As for `Pager.admit`. (`wait` is about another sequence's prefill: what would be computed twice.)
     /// waited : Wait, optional
-    ///     What the same request was answered before. With it the controller sees to it that nobody who waits is passed over
-    ///     more than `patience` times.
+    ///     What the same request was answered before. With it the controller sees to it that nobody who waits, and is asked
+    ///     about in each round or so, is passed over more than `patience` times. See `give_up` for one that goes away.
     ///
     /// Returns
     /// -------
@@ -196,7 +202,7 @@ impl PyAdmission {
         })?;
         match verdict {
             Verdict::In(started) => started_of(py, &self.shared, started),
-            Verdict::Wait(wait) => wait_of(py, wait),
+            Verdict::Wait(wait) => wait_of(py, wait, self.number),
             Verdict::Never { needed, usable } => never_of(py, needed, usable),
         }
     }
@@ -214,7 +220,7 @@ impl PyAdmission {
         let ticket = self.shared.arguments(py, ticket(py, waited.as_ref()))?;
         match self.shared.change(py, |pager| pager.try_reenter(self.generation, handle, ticket))? {
             Verdict::In(()) => Ok(sequence.into_any()),
-            Verdict::Wait(wait) => wait_of(py, wait),
+            Verdict::Wait(wait) => wait_of(py, wait, self.number),
             Verdict::Never { needed, usable } => never_of(py, needed, usable),
         }
     }
@@ -239,9 +245,26 @@ impl PyAdmission {
         })?;
         match verdict {
             Verdict::In(made) => made.build(py),
-            Verdict::Wait(wait) => wait_of(py, wait),
+            Verdict::Wait(wait) => wait_of(py, wait, self.number),
             Verdict::Never { needed, usable } => never_of(py, needed, usable),
         }
+    }
+
+    /// A request that waits goes away: its client has gone, or its time is over. From now on it keeps nobody out.
+    ///
+    /// `waited` is any answer that it got. Nothing happens if it is not among those that wait: it came in, was given up
+    /// before, or was answered once only. If it is asked about again with the same `waited`, it has its old place, and has not
+    /// been passed over yet.
+    ///
+    /// Who is not given up is no danger: who is not asked about for 8 rounds (one ends when somebody is asked about a second
+    /// time in it) keeps nobody out until he is, and his `passed_over` goes on. It begins anew for who is not asked about for
+    /// 16,384 calls, or 64 for each that waits if that is more; no more than 4,096 that wait are watched at a time.
+    ///
+    /// Raises ValueError for the answer of another Admission, and if another one controls the pager now; TypeError for what is
+    /// no Wait. Cost: a search among those that wait.
+    fn give_up(&self, py: Python<'_>, waited: Bound<'_, PyAny>) -> PyResult<()> {
+        let ticket = self.shared.arguments(py, self.own_ticket(py, &waited))?;
+        self.shared.change(py, |pager| pager.give_up(self.generation, ticket))
     }
 
     /// What the pool will hold if nobody else comes in: steps from now (int64 [n]), and the mean and the standard
@@ -303,6 +326,20 @@ impl PyAdmission {
     }
 }
 
+impl PyAdmission {
+    /// The ticket of an answer that this one gave.
+    fn own_ticket(&self, py: Python<'_>, waited: &Bound<'_, PyAny>) -> PyResult<u64> {
+        if !waited.is_instance(wait_class(py)?)? {
+            return Err(wrong_type(waited, "waited", "a Wait"));
+        }
+        let own = waited.getattr("admission_number")?.extract::<u64>().is_ok_and(|number| number == self.number);
+        match ticket(py, Some(waited))? {
+            Some(ticket) if own => Ok(ticket),
+            _ => Err(PyValueError::new_err("waited is the answer of another Admission: this one knows nothing of it")),
+        }
+    }
+}
+
 /// A length of an answer: 1 or more. One that no answer has is none at all.
 fn length(given: Option<&Given<'_>>, name: &str) -> PyResult<Option<u32>> {
     given.map(|given| Ok(u32::try_from(given.count(name, 1)?).unwrap_or(u32::MAX))).transpose()
@@ -345,9 +382,9 @@ fn wait_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     CLASS.import(py, "kvpager.types", "Wait")
 }
 
-fn wait_of(py: Python<'_>, wait: Wait) -> PyResult<Bound<'_, PyAny>> {
+fn wait_of(py: Python<'_>, wait: Wait, admission: u64) -> PyResult<Bound<'_, PyAny>> {
     let Wait { reason, needed, available, ticket, passed_over } = wait;
-    wait_class(py)?.call1((reason.name(), needed, available, passed_over, ticket))
+    wait_class(py)?.call1((reason.name(), needed, available, passed_over, ticket, admission))
 }
 
 fn never_of(py: Python<'_>, needed: usize, usable: usize) -> PyResult<Bound<'_, PyAny>> {

@@ -5,12 +5,17 @@
 //!
 //! Whether it is asked about is seen in rounds: one ends when somebody is asked about a second time in it. So a scheduler
 //! that goes through its queue has one a step, and callers that each ask for themselves have those of the one who asks most
-//! often. Who is not asked about for some rounds has been given up.
+//! often. Who is not asked about for some rounds keeps nobody out, as he may have gone; his count is kept, in case he is only
+//! asked about less often. Who is known to have gone is given up.
 
 /// Rounds in which one who waits may not be asked about.
 const ROUNDS: u64 = 8;
-/// Those whose turns are watched, at most: the first in order. Who is behind them will be among them.
+/// Those whose turns are watched, at most. Those who may have gone make room first, then the last in order: they will be
+/// among them.
 const WAITERS_MAX: usize = 4096;
+/// Calls after which one who was not asked about is forgotten; so many times all that wait, if that is more.
+const CALLS_KEPT: u64 = 16_384;
+const TURNS_KEPT: u64 = 64;
 
 /// A request that waits, and has come back to ask again.
 #[derive(Clone, Copy, Debug)]
@@ -64,17 +69,19 @@ impl Turns {
                 Err(at) => {
                     let (asked, round) = (self.asked, self.round);
                     self.waiters.insert(at, Waiter { ticket, passed_over: 0, asked, round });
-                    self.waiters.truncate(WAITERS_MAX);
+                    self.shrink();
                 }
             }
         }
-        // One who never comes back with his ticket ends no round, so there is a limit in calls, too.
-        let stale = self.stale();
-        let (round, patience) = (self.round, self.patience);
-        let is_asked = |waiter: &Waiter| waiter.asked >= stale && round - waiter.round <= ROUNDS;
-        self.waiters.retain(|waiter| is_asked(waiter) || waiter.passed_over < patience);
         let ahead = self.ahead_of(ticket);
-        !self.waiters[..ahead].iter().any(|waiter| waiter.passed_over >= self.patience)
+        !self.waiters[..ahead].iter().any(|waiter| waiter.passed_over >= self.patience && self.is_asked(waiter))
+    }
+
+    /// It waits no longer, and never came in. Nothing happens if nobody waits by this ticket.
+    pub fn give_up(&mut self, ticket: u64) {
+        if let Some(at) = self.find(ticket) {
+            self.waiters.remove(at);
+        }
     }
 
     /// It came in, past those who asked before.
@@ -87,13 +94,27 @@ impl Turns {
             self.waiters.remove(at);
         }
         // Those who asked last before the others have asked many times over have gone.
-        let stale = self.stale();
+        let kept = CALLS_KEPT.max(TURNS_KEPT * self.waiters.len() as u64);
+        let stale = self.asked.saturating_sub(kept);
         self.waiters.retain(|waiter| waiter.asked >= stale);
     }
 
-    const fn stale(&self) -> u64 {
-        let many = 8 * self.waiters.len() as u64;
-        self.asked.saturating_sub(if many > 1024 { many } else { 1024 })
+    /// Is it asked about as often as others? One who never comes back with his ticket ends no round, so there is a limit in
+    /// calls, too.
+    fn is_asked(&self, waiter: &Waiter) -> bool {
+        let calls = 1024.max(8 * self.waiters.len() as u64);
+        self.asked - waiter.asked <= calls && self.round - waiter.round <= ROUNDS
+    }
+
+    fn shrink(&mut self) {
+        if self.waiters.len() <= WAITERS_MAX {
+            return;
+        }
+        let oldest = (0..self.waiters.len()).min_by_key(|&at| self.waiters[at].asked);
+        match oldest.filter(|&at| !self.is_asked(&self.waiters[at])) {
+            Some(at) => drop(self.waiters.remove(at)),
+            None => self.waiters.truncate(WAITERS_MAX),
+        }
     }
 
     fn ahead_of(&self, ticket: Option<u64>) -> usize {
@@ -155,6 +176,69 @@ mod tests {
             }
         }
         assert_eq!((came, turns.passed_over(large)), (3, 3));
+    }
+
+    #[test]
+    fn who_is_asked_about_rarely_keeps_his_count() {
+        let mut turns = Turns::new(3);
+        let large = turns.ticket();
+        let mut came = [0; 10];
+        for came in &mut came {
+            assert!(turns.ask(Some(large)), "nobody is ahead of the first");
+            // A small one that is asked about until it comes in, one after the other, for 20 rounds.
+            let mut small = turns.ticket();
+            for _ in 0..20 {
+                if turns.ask(Some(small)) {
+                    turns.enter(Some(small));
+                    small = turns.ticket();
+                    *came += 1;
+                }
+            }
+        }
+        assert_eq!(turns.passed_over(large), came.iter().sum::<u32>());
+        assert!(came[0] > 3, "he may have gone");
+        assert!(
+            came[1..].iter().all(|&came| came <= 20 - ROUNDS as u32),
+            "{came:?}: he is there, and has waited enough"
+        );
+    }
+
+    #[test]
+    fn who_is_given_up_keeps_nobody_out() {
+        let mut turns = Turns::new(1);
+        let (gone, there) = (turns.ticket(), turns.ticket());
+        assert!(turns.ask(Some(gone)));
+        turns.enter(None);
+        assert!(!turns.ask(Some(there)));
+        for _ in 0..2 {
+            turns.give_up(gone);
+            assert!(turns.ask(Some(there)));
+        }
+        turns.give_up(12345);
+        assert_eq!((turns.passed_over(gone), turns.waiters.len()), (0, 1));
+        assert!(turns.ask(Some(gone)), "he may change his mind: behind nobody, and not passed over yet");
+        assert!(turns.ask(Some(there)));
+    }
+
+    #[test]
+    fn those_who_may_have_gone_make_room_for_those_who_wait() {
+        let mut turns = Turns::new(1);
+        let first = turns.ticket();
+        turns.ask(Some(first));
+        turns.enter(None);
+        for _ in 0..WAITERS_MAX {
+            let ticket = turns.ticket();
+            turns.ask(Some(ticket));
+            turns.ask(None);
+        }
+        assert_eq!((turns.waiters.len(), turns.passed_over(first)), (WAITERS_MAX, 1), "the last in order makes room");
+        for _ in 0..8 * WAITERS_MAX {
+            turns.ask(Some(first));
+        }
+        let last = turns.ticket();
+        turns.ask(Some(last));
+        assert!(turns.find(last).is_some() && turns.waiters.len() == WAITERS_MAX);
+        assert_eq!(turns.passed_over(first), 1);
     }
 
     #[test]

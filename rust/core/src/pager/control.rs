@@ -181,6 +181,15 @@ impl Pager {
         }
     }
 
+    /// A request that waits goes away.
+    ///
+    /// # Errors
+    /// `Value` if another controller has taken over.
+    pub fn give_up(&mut self, generation: u64, ticket: u64) -> Result<()> {
+        self.checked_control(generation)?.turns.give_up(ticket);
+        Ok(())
+    }
+
     /// The mean and the standard deviation of the blocks that will be held, by steps from now.
     ///
     /// # Errors
