@@ -15,17 +15,14 @@ use crate::errors::{shown, to_python, token_error, token_type_error};
 pub fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<i32>> {
     if let Ok(array) = argument.cast::<PyArray1<i32>>() {
         let values = copied(array)?;
-        // The least one first: a loop without a way out takes many at once.
-        let least = values.iter().copied().min().unwrap_or_default();
-        if least >= -1 {
+        // The signs of all at once, but for those of -1: a loop without a way out.
+        let signs = values.iter().fold(0, |signs, &value| signs | (value & value.wrapping_add(1)));
+        if signs >= 0 {
             return Ok(values);
         }
         let position = values.iter().position(|&value| value < -1);
-        return Err(outside(
-            position.map_or(least, |at| values[at]).into_pyobject(argument.py())?.as_any(),
-            position,
-            name,
-        )?);
+        let value = position.map_or(signs, |at| values[at]);
+        return Err(outside(value.into_pyobject(argument.py())?.as_any(), position, name)?);
     }
     if let Ok(array) = argument.cast::<PyArray1<i64>>() {
         let values = copied(array)?;

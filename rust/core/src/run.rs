@@ -129,15 +129,6 @@ impl Run {
         self.len += 1;
     }
 
-    /// Reads what `push` will write.
-    #[must_use]
-    pub fn touch(&self, block_size: usize) -> usize {
-        let (at, ids) = (self.len(), self.capacity() * block_size);
-        let token = self.words.get(at * block_size).copied().unwrap_or_default();
-        let id = self.words.get(ids + at).copied().unwrap_or_default();
-        (token ^ id) as usize
-    }
-
     /// Drops all blocks from `len` on. Their ids stay readable until then: read them first.
     pub fn truncate(&mut self, len: usize) {
         debug_assert!(len <= self.len());

@@ -22,6 +22,15 @@ impl Counts<'_> {
         }
     }
 
+    /// The number of each row, if that is the same one, and not 0.
+    #[must_use]
+    pub const fn each(self) -> Option<u32> {
+        match self {
+            Self::All(count) if count > 0 => Some(count),
+            _ => None,
+        }
+    }
+
     /// Is there a number for each row?
     ///
     /// # Errors

@@ -47,23 +47,30 @@ impl Told {
         Self { token: outcome.token(nth), rejected: outcome.rejected(nth, planned) }
     }
 
-    /// Does the commit touch nothing but the row? (What may be wrong with it needs a look, too.)
+    /// Does the commit touch nothing but the row? (What may be wrong with it needs a look, too.) No part of this branches:
+    /// with drafts, each is true by chance.
     #[must_use]
-    pub fn is_usual(self, row: &Row, planned: &Planned, block_size: u32, is_only_step: bool) -> bool {
-        let end = planned.end.wrapping_sub(self.rejected);
-        end < row.publish_at
-            && if self.rejected == 0 {
-                self.token >= 0 || row.len == end
-            } else {
-                let cuts_end = self.rejected <= planned.drafts && row.len == planned.end && is_only_step;
-                cuts_end && self.keeps_table(row, planned, block_size)
-            }
+    #[expect(clippy::needless_bitwise_bool, reason = "a branch that chance takes costs more than all of it")]
+    pub const fn is_usual(self, row: &Row, planned: &Planned, block_size: u32, is_only_step: bool) -> bool {
+        let is_given = (self.rejected == 0) & (self.token >= 0);
+        (planned.end.wrapping_sub(self.rejected) < row.publish_at)
+            & (is_given | (row.len == planned.end))
+            & (self.rejected <= planned.drafts)
+            & self.cuts_end(row, planned, is_only_step)
+            & self.keeps_table(row, planned, block_size)
+    }
+
+    /// Are rejected drafts, if there are any, the end of what the row has, and no other step's?
+    #[must_use]
+    #[expect(clippy::needless_bitwise_bool, reason = "as for `is_usual`")]
+    pub const fn cuts_end(self, row: &Row, planned: &Planned, is_only_step: bool) -> bool {
+        (self.rejected == 0) | ((row.len == planned.end) & is_only_step)
     }
 
     /// Is the table no longer than it must be without rejected drafts, if there are any?
     #[must_use]
     pub const fn keeps_table(self, row: &Row, planned: &Planned, block_size: u32) -> bool {
-        self.rejected == 0 || planned.end - self.rejected + block_size > row.table_end
+        (self.rejected == 0) | (planned.end.wrapping_sub(self.rejected).wrapping_add(block_size) > row.table_end)
     }
 
     /// Commits a row. The token behind it is added, or takes the place of a placeholder.
@@ -88,46 +95,43 @@ impl Told {
 pub fn find_slow_rows(batch: &mut Batch, plan: &Plan, outcome: Outcome<'_>) {
     let (block_size, is_only_step) = (batch.block_size, batch.num_open() == 1);
     let is_slow = |nth: usize, planned: &Planned, row: &Row| {
-        planned.is_named && !Told::of(outcome, nth, planned).is_usual(row, planned, block_size, is_only_step)
+        planned.is_named & !Told::of(outcome, nth, planned).is_usual(row, planned, block_size, is_only_step)
     };
     if outcome.is_tokens() && plan.num_chills == batch.num_chills {
         let rows = plan.suspects.iter().filter_map(|&nth| Some((nth, batch.rows.get(nth as usize)?)));
         let slow = rows.filter(|&(nth, row)| is_slow(nth as usize, &plan.rows[nth as usize], row));
         batch.slow_rows.extend(slow.map(|(nth, _)| nth));
     } else {
-        let rows = plan.rows.iter().zip(&batch.rows).enumerate();
-        let slow = rows.filter(|&(nth, (planned, row))| is_slow(nth, planned, row));
-        batch.slow_rows.extend(slow.map(|(nth, _)| nth as u32));
+        // Each is noted, and the next one in its place if it is none: which are slow is a matter of chance.
+        let (rows, mut count) = (plan.rows.iter().zip(&batch.rows).enumerate(), 0);
+        batch.slow_rows.resize(plan.rows.len(), 0);
+        for (nth, (planned, row)) in rows {
+            batch.slow_rows[count] = nth as u32;
+            count += usize::from(is_slow(nth, planned, row));
+        }
+        batch.slow_rows.truncate(count);
     }
 }
 
-/// Commits the rows whose commit touches nothing else: all but the slow ones, which are in order.
-pub fn commit_usual_rows(
-    batch: &mut Batch,
-    slow: &[u32],
-    planned: &[Planned],
-    outcome: Outcome<'_>,
-    applied: &mut [bool],
-) {
+/// Commits the rows whose commit touches nothing else: all but the slow ones, which are in order and have their own answer.
+pub fn commit_usual_rows(batch: &mut Batch, slow: &[u32], plan: &Plan, outcome: Outcome<'_>, applied: &mut [bool]) {
     // Rows at the end may be gone.
-    applied.fill(false);
-    let num_rows = planned.len().min(batch.rows.len());
-    let mut start = 0;
+    let num_rows = plan.rows.len().min(batch.rows.len());
+    let is_even = plan.is_even() && batch.num_open() == 1 && outcome.num_accepted.is_none();
+    let (mut start, mut before) = (0, 0);
     for stop in slow.iter().map(|&row| row as usize).chain([num_rows]) {
         let range = start..stop;
         let rows = batch.rows[range.clone()].iter_mut().zip(&mut batch.pending[range.clone()]);
-        let rows = rows.zip(&planned[range.clone()]).zip(&mut applied[range.clone()]);
-        match (outcome.next_tokens, outcome.num_accepted) {
-            (Some(tokens), None) => {
-                for ((((row, pending), planned), applied), &token) in rows.zip(&tokens[range]) {
-                    *applied = planned.is_named;
-                    if planned.is_named {
-                        Told { token, rejected: 0 }.apply(row, pending, planned);
-                    }
+        let (planned, applied) = (&plan.rows[range.clone()], &mut applied[range.clone()]);
+        match outcome.next_tokens {
+            Some(tokens) if is_even => {
+                applied.fill(true);
+                for ((row, pending), &token) in rows.zip(&tokens[range]) {
+                    before ^= row.commit_all(pending, token);
                 }
             }
             _ => {
-                for ((((row, pending), planned), applied), nth) in rows.zip(range) {
+                for (((row, pending), (planned, applied)), nth) in rows.zip(planned.iter().zip(applied)).zip(range) {
                     *applied = planned.is_named;
                     if planned.is_named {
                         Told::of(outcome, nth, planned).apply(row, pending, planned);
@@ -137,4 +141,5 @@ pub fn commit_usual_rows(
         }
         start = stop + 1;
     }
+    std::hint::black_box(before);
 }

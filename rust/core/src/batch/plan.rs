@@ -69,6 +69,8 @@ pub struct Plan {
     pub suspects: Vec<u32>,
     /// The batch's `num_chills` after it: while that stays, no other row has become one.
     pub num_chills: u64,
+    /// Positions of each row, if those are as many.
+    pub num_each: Option<u32>,
     /// Positions of all rows.
     pub num_tokens: usize,
     /// Positions of those rows that it (still) names.
@@ -93,6 +95,7 @@ impl Plan {
             updates: Vec::new(),
             suspects: Vec::new(),
             num_chills: 0,
+            num_each: None,
             num_tokens: 0,
             num_named_tokens: 0,
             launch: 0,
@@ -102,15 +105,21 @@ impl Plan {
     }
 
     /// A new step begins.
-    pub fn begin(&mut self, num_tokens: usize) {
+    pub fn begin(&mut self, num_each: Option<u32>, num_tokens: usize) {
         self.rows.clear();
         self.copies.clear();
         self.growths.clear();
         self.crossings.clear();
         self.updates.clear();
         self.suspects.clear();
-        (self.num_tokens, self.num_named_tokens) = (num_tokens, num_tokens);
+        (self.num_each, self.num_tokens, self.num_named_tokens) = (num_each, num_tokens, num_tokens);
         self.is_moved = false;
+    }
+
+    /// Has each row as many positions as any other, and names its sequence still?
+    #[must_use]
+    pub fn is_even(&self) -> bool {
+        self.num_each.is_some_and(|num| self.num_named_tokens == num as usize * self.rows.len())
     }
 
     /// Room for the step of so many rows.

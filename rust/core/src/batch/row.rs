@@ -127,6 +127,19 @@ impl Row {
         true
     }
 
+    /// All its positions are written; the token behind them, if there is one and they end what it has, waits from now on.
+    /// Answers what was in that one's place: a line that is read is waited for together with others, one that is written
+    /// is not.
+    pub fn commit_all(&mut self, pending: &mut Pending, token: i32) -> Token {
+        self.committed = self.planned;
+        if token < 0 || self.len > self.planned {
+            return 0;
+        }
+        let place = &mut pending.0[(self.len - self.flushed) as usize];
+        self.len += 1;
+        std::mem::replace(place, token.cast_unsigned())
+    }
+
     /// The block that its first pending tokens fill is published: they wait no more.
     pub fn publish(&mut self, pending: &mut Pending, block_size: u32) {
         if self.len > self.publish_at {

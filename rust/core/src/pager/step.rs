@@ -34,7 +34,7 @@ impl Pager {
             pager.check_rows(batch, needed)?;
             pager.make_room(batch, needed)?;
             let buffer = batch.buffer_of(batch.next);
-            batch.plans[buffer].begin(num_tokens);
+            batch.plans[buffer].begin(counts.each(), num_tokens);
             batch.plans[buffer].copies.try_reserve(pager.copies.len() + needed)?;
             pager.plan_step(batch, counts, ahead, needed, num_tokens, arrays);
             Ok(batch.next - 1)

@@ -249,20 +249,23 @@ impl Pager {
                 "next_tokens[{nth}] is {token}: it must be a token of 0 to 2147483647, or -1 for none"
             )));
         }
-        let end = planned.end;
         let (handle, row) = match places.of(nth) {
             Place::Row(at) => (batch.sequences[at], Some(at).filter(|&at| !batch.rows[at].is_cold())),
             Place::Left(handle) => (Some(handle), None),
             Place::Gone => (None, None),
         };
+        if row.is_some() && token >= 0 {
+            // A warm row's sequence has room for what waits and one more.
+            return Ok(());
+        }
         let Some(sequence) = handle.and_then(|handle| self.sequences.get_mut(handle)) else { return Ok(()) };
         if row.is_none() {
-            // A warm row's sequence has room for what waits and one more.
             sequence.tail.reserve(1, self.config.block_size)?;
         }
         if token >= 0 {
             return Ok(());
         }
+        let end = planned.end;
         let waits = match row.map(|at| (&batch.rows[at], batch.pending(at))) {
             Some((row, pending)) if end >= row.flushed => {
                 pending.get((end - row.flushed) as usize) == Some(&PLACEHOLDER)
@@ -287,20 +290,17 @@ impl Pager {
         outcome: Outcome<'_>,
         applied: &mut [bool],
     ) {
-        let slow = std::mem::take(&mut batch.slow_rows);
-        if places.0.is_none() {
-            commit_usual_rows(batch, &slow, &plan.rows, outcome, applied);
-            self.touch(batch, &slow);
-        }
-        for &nth in &slow {
-            let nth = nth as usize;
-            let planned = &plan.rows[nth];
-            applied[nth] = planned.is_named;
+        let (mut slow, are_in_place) = (std::mem::take(&mut batch.slow_rows), places.0.is_none());
+        applied.fill(false);
+        slow.retain(|&nth| {
+            let (nth, planned) = (nth as usize, &plan.rows[nth as usize]);
             if !planned.is_named {
-                continue;
+                return true;
             }
             let told = Told::of(outcome, nth, planned);
             match places.of(nth) {
+                // The loop of usual rows has it, too.
+                Place::Row(at) if self.is_usual_then(batch, at, planned, told) && are_in_place => return false,
                 Place::Row(at) => self.commit_slow(batch, at, planned, told),
                 Place::Left(handle) => {
                     if let Some(mut sequence) = self.sequences.take(handle) {
@@ -308,8 +308,13 @@ impl Pager {
                         self.sequences.put_back(handle, sequence);
                     }
                 }
-                Place::Gone => applied[nth] = false,
+                Place::Gone => return true,
             }
+            applied[nth] = true;
+            true
+        });
+        if are_in_place {
+            commit_usual_rows(batch, &slow, plan, outcome, applied);
         }
         batch.slow_rows = slow;
         self.counters.computed_tokens += num_written(plan, outcome);
@@ -325,32 +330,20 @@ impl Pager {
         }
     }
 
-    /// Brings what publishing the next blocks of some rows will read into the cache. It lies anywhere in memory: waiting for
-    /// one line after the other, row by row, would be most of the cost, and each loop here waits for all at once.
-    fn touch(&self, batch: &Batch, rows: &[u32]) {
-        let rows = || rows.iter().map(|&at| &batch.rows[at as usize]).filter(|row| !row.node.is_none());
-        let mut seen = 0;
-        for row in rows() {
-            seen ^= self.index[row.node].run.capacity() ^ self.evict.slot(row.node).hits() as usize;
-            seen ^= usize::from(self.blocks.is_sole(row.block));
-        }
-        for row in rows() {
-            seen ^= self.index[row.node].run.touch(self.config.block_size);
-        }
-        std::hint::black_box(seen);
+    /// Does the commit of a row touch nothing but that, once the block that it may fill is published (which this does)?
+    fn is_usual_then(&mut self, batch: &mut Batch, at: usize, planned: &Planned, told: Told) -> bool {
+        told.cuts_end(&batch.rows[at], planned, batch.num_open() == 1)
+            && (planned.end - told.rejected < batch.rows[at].publish_at || self.commit_block(batch, at, planned, told))
+            && told.keeps_table(&batch.rows[at], planned, batch.block_size)
     }
 
     /// Commits a row that the usual path does not cover, or that has moved since the step.
     fn commit_slow(&mut self, batch: &mut Batch, at: usize, planned: &Planned, told: Told) {
-        let (row, is_only_step) = (batch.rows[at], batch.num_open() == 1);
-        if told.is_usual(&row, planned, batch.block_size, is_only_step) {
-            told.apply(&mut batch.rows[at], &mut batch.pending[at], planned);
-            return;
-        }
-        let cuts_end = told.rejected == 0 || (row.len == planned.end && is_only_step);
-        if cuts_end && (planned.end - told.rejected < row.publish_at || self.commit_block(batch, at, planned, told)) {
-            told.apply(&mut batch.rows[at], &mut batch.pending[at], planned);
-            if !told.keeps_table(&row, planned, batch.block_size) {
+        let is_only_step = batch.num_open() == 1;
+        let row = &mut batch.rows[at];
+        if told.cuts_end(row, planned, is_only_step) && planned.end - told.rejected < row.publish_at {
+            told.apply(row, &mut batch.pending[at], planned);
+            if !told.keeps_table(row, planned, batch.block_size) {
                 self.cut_row(batch, at);
             }
             return;
