@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..replay.columns import ReplayColumns
-from . import batches, tiers
+from . import batches, control, tiers
 from .measure import TOKENS_128K, Operation
 
 if TYPE_CHECKING:
@@ -336,6 +336,10 @@ OPERATIONS: dict[str, Callable[[Subject], Operation]] = {
     "mixed_64": batches.mixed(64, 4),
     "beams_64": batches.beams(64),
     "pages_1024": batches.pages(1024),
+    "try_admit_1024": control.try_admit(1, half_known=False),
+    "try_admit_known_1024": control.try_admit(1, half_known=True),
+    "try_admit_kinds_1024": control.try_admit(8, half_known=False),
+    "try_admit_kinds_known_1024": control.try_admit(8, half_known=True),
     "tier_admit_8k": tiers.admit_cold,
     "swap_out_8k": tiers.swap_out,
     "swap_in_8k": tiers.swap_in,

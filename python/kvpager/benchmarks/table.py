@@ -114,6 +114,31 @@ SPECS = [
         _us("pages_1024"),
         core_only=True,
     ),
+    RowSpec("try_admit_1024", "load control, 1,024 running", "us", Goal(50), _us("try_admit_1024"), core_only=True),
+    RowSpec(
+        "try_admit_known_1024",
+        "the same, half of known length",
+        "us",
+        Goal(50),
+        _us("try_admit_known_1024"),
+        core_only=True,
+    ),
+    RowSpec(
+        "try_admit_kinds_1024",
+        "load control, 1,024 running of 8 kinds",
+        "us",
+        Goal(50),
+        _us("try_admit_kinds_1024"),
+        core_only=True,
+    ),
+    RowSpec(
+        "try_admit_kinds_known_1024",
+        "the same, half of known length, 8 kinds",
+        "us",
+        Goal(50),
+        _us("try_admit_kinds_known_1024"),
+        core_only=True,
+    ),
     RowSpec(
         "swap_out_8k", "plan a swap-out of 8k, against an admit", "x", Goal(3), _times("swap_out_8k", "tier_admit_8k")
     ),

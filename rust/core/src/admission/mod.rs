@@ -14,7 +14,7 @@ pub mod turns;
 
 use crate::error::{Error, Result};
 use projection::{Member, Projection};
-use survival::{BINS, Censored, Ended, Survival, bin, edge, prior};
+use survival::{BINS, Censored, Ended, Survival, bin, edge, prior, seen};
 use turns::Turns;
 
 /// Kinds of requests, at most.
@@ -251,16 +251,18 @@ impl Control {
     /// How long answers get, by kind. `alive`: kind and tokens of each whose end is not known.
     #[must_use]
     pub fn survivals(&self, alive: impl Iterator<Item = (usize, u32)>) -> Vec<Survival> {
-        let mut running = vec![Censored::default(); self.kinds.len()];
+        let is_one = self.kinds.len() == 1;
+        let mut running = vec![Censored::default(); if is_one { 0 } else { self.kinds.len() }];
         let mut all = Censored::default();
         for (kind, tokens) in alive {
-            all.add(tokens);
+            let seen = seen(tokens);
+            all.add_seen(seen);
             if let Some(running) = running.get_mut(kind) {
-                running.add(tokens);
+                running.add_seen(seen);
             }
         }
         let pool = self.pool.hazards(&all, &self.prior, PRIOR_WEIGHT);
-        if self.kinds.len() == 1 {
+        if is_one {
             return vec![Survival::new(&pool)];
         }
         let kinds = self.ended.iter().zip(&running);

@@ -33,6 +33,17 @@ const STEPS: [u32; GRID] = {
     steps
 };
 
+/// One by the distance of each step from the one before: those are powers of two, so that this is exact.
+const INVERSE: [f64; GRID] = {
+    let mut inverse = [1.0; GRID];
+    let mut at = 1;
+    while at < GRID {
+        inverse[at] = 1.0 / (STEPS[at] - STEPS[at - 1]) as f64;
+        at += 1;
+    }
+    inverse
+};
+
 /// A sequence, as the projection sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
@@ -226,7 +237,10 @@ fn join(uncertain: &[(f64, f64); GRID], ends: &[(u32, f64)], block_size: u32, fi
         let rounding = f64::min(3.0 * (count / 12.0).sqrt(), count * (size - 1.0) / (2.0 * size));
         points.push(Point { steps, mean, variance, rounding });
         at += usize::from(at < GRID && STEPS[at] == steps);
-        next_end += ends[next_end..].partition_point(|end| end.0 == steps);
+        // Few end together.
+        while ends.get(next_end).is_some_and(|end| end.0 == steps) {
+            next_end += 1;
+        }
     }
     points
 }
@@ -237,7 +251,7 @@ fn between(grid: &[(f64, f64); GRID], next: usize, steps: u32) -> (f64, f64) {
         return grid[next.min(GRID - 1)];
     }
     let (from, to) = (grid[next - 1], grid[next]);
-    let within = f64::from(steps - STEPS[next - 1]) / f64::from(STEPS[next] - STEPS[next - 1]);
+    let within = f64::from(steps - STEPS[next - 1]) * INVERSE[next];
     (from.0 + (to.0 - from.0) * within, from.1 + (to.1 - from.1) * within)
 }
 
@@ -352,7 +366,7 @@ mod tests {
 
     #[test]
     fn steps_ascend_and_reach_far() {
-        assert!(STEPS.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(STEPS.windows(2).all(|pair| pair[0] < pair[1] && (pair[1] - pair[0]).is_power_of_two()));
         assert_eq!((STEPS[0], STEPS[5], STEPS[8], STEPS[12], STEPS[GRID - 1]), (0, 16, 64, 128, 131_072));
     }
 }

@@ -17,11 +17,13 @@ pub const BINS: usize = 16 * 17;
 #[must_use]
 pub const fn bin(age: u32) -> usize {
     let age = if age < AGE_END { age } else { AGE_END - 1 };
-    if age < 16 {
-        return age as usize;
-    }
-    let octave = age.ilog2();
-    16 * (octave as usize - 3) + ((age >> (octave - 4)) & 15) as usize
+    let octave = octave(age);
+    16 * octave + (age >> octave) as usize
+}
+
+/// An age's bin is two to the power of this wide.
+const fn octave(age: u32) -> usize {
+    (age | 16).ilog2() as usize - 4
 }
 
 /// The first age of a bin; of `BINS`, the end of all.
@@ -31,6 +33,14 @@ pub const fn edge(bin: usize) -> u32 {
         return bin as u32;
     }
     (16 + (bin as u32) % 16) << (bin / 16 - 1)
+}
+
+/// The bin of one who has so many tokens, and how much of that was seen of him.
+#[must_use]
+pub fn seen(tokens: u32) -> (usize, f64) {
+    let tokens = tokens.min(AGE_END - 1);
+    let octave = octave(tokens);
+    (bin(tokens), f64::from((tokens & ((1 << octave) - 1)) + 1) * INVERSE[octave])
 }
 
 /// Those who got so far and were not seen to end, by bin.
@@ -51,11 +61,13 @@ impl Default for Censored {
 impl Censored {
     /// One who has so many tokens, and did not end.
     pub fn add(&mut self, tokens: u32) {
-        let tokens = tokens.min(AGE_END - 1);
-        let bin = bin(tokens);
-        let (start, end) = (edge(bin), edge(bin + 1));
+        self.add_seen(seen(tokens));
+    }
+
+    /// The same for an age of which is known where it is.
+    pub fn add_seen(&mut self, (bin, part): (usize, f64)) {
         self.count[bin] += 1.0;
-        self.part[bin] += f64::from(tokens - start + 1) / f64::from(end - start);
+        self.part[bin] += part;
     }
 
     fn decay(&mut self, factor: f64) {
@@ -128,21 +140,21 @@ pub fn prior(median: u32) -> Vec<f64> {
 /// The share of answers that have so many tokens or more.
 #[derive(Clone, Debug)]
 pub struct Survival {
-    at: Vec<f64>,
+    /// At the start of each bin, and what the next one has more.
+    at: Vec<(f64, f64)>,
 }
 
 impl Survival {
     /// From the shares that end in each bin.
     #[must_use]
     pub fn new(hazards: &[f64]) -> Self {
-        let mut at = Vec::with_capacity(hazards.len() + 1);
-        let mut share = 1.0;
-        at.push(share);
-        for hazard in hazards {
-            share *= 1.0 - hazard;
-            at.push(share);
-        }
-        Self { at }
+        let mut next = 1.0;
+        let at = hazards.iter().map(|hazard| {
+            let share = next;
+            next = share * (1.0 - hazard);
+            (share, next - share)
+        });
+        Self { at: at.collect() }
     }
 
     /// The share that has `tokens` or more; on a straight line within a bin.
@@ -151,9 +163,10 @@ impl Survival {
         if tokens >= AGE_END {
             return 0.0;
         }
-        let (bin, octave) = (bin(tokens), tokens.max(16).ilog2() - 4);
-        let within = f64::from(tokens & ((1 << octave) - 1)) * INVERSE[octave as usize];
-        self.at[bin] + (self.at[bin + 1] - self.at[bin]) * within
+        let (bin, octave) = (bin(tokens), octave(tokens));
+        let within = f64::from(tokens & ((1 << octave) - 1)) * INVERSE[octave];
+        let (share, more) = self.at[bin];
+        share + more * within
     }
 
     /// Tokens that those who have `answered` of them and no end yet still get, on average: the sum over t of the share that
