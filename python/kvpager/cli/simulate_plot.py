@@ -112,10 +112,11 @@ def _key(result: Result) -> Key:
 
 
 def policy_names(results: Sequence[Result]) -> dict[Key, str]:
-    """What to call each policy: its admission; what happens when the pool is full, and the chunk, where they differ."""
+    """What to call each policy: its admission; what happens when the pool is full, and the chunk, if it has several."""
     keys = list(dict.fromkeys(map(_key, results)))
-    # The first of the three always, the others where they differ.
-    differ = [True, *(len(set(values)) > 1 for values in list(zip(*keys, strict=True))[1:])]
+    # The first of the three always, the others where one and the same admission has several of them.
+    admissions = len({key[0] for key in keys})
+    differ = [True, *(len({(key[0], key[part]) for key in keys}) > admissions for part in (1, 2))]
     return {key: ", ".join(word for word, shown in zip(key, differ, strict=True) if shown) for key in keys}
 
 

@@ -181,7 +181,8 @@ impl Survival {
         let now = at_from;
         let mut sum = 0.0;
         for bin in bin(next)..BINS {
-            let (end, at_end) = (edge(bin + 1), self.at[bin + 1]);
+            let (share, more) = self.at[bin];
+            let (end, at_end) = (edge(bin + 1), share + more);
             sum += 0.5 * (f64::from(end - from) * (at_from + at_end) + (at_from - at_end));
             (from, at_from) = (end, at_end);
         }
@@ -270,11 +271,13 @@ mod tests {
     fn what_is_left_is_the_mean_of_what_ended_later() {
         let mut ended = Ended::new(f64::INFINITY);
         let lengths = [1, 3, 3, 9, 15];
-        lengths.into_iter().for_each(|tokens| ended.finish(tokens));
+        for tokens in lengths {
+            ended.finish(tokens);
+        }
         let survival = Survival::new(&ended.hazards(&Censored::default(), &NOBODY, 0.0));
         for answered in 0..15 {
             let left: Vec<u32> = lengths.iter().filter(|&&all| all > answered).map(|all| all - answered).collect();
-            let mean = f64::from(left.iter().sum::<u32>()) / left.len() as f64;
+            let mean = f64::from(left.iter().sum::<u32>()) / left.iter().map(|_| 1.0).sum::<f64>();
             assert!((survival.mean_left(answered) - mean).abs() < 1e-9, "{answered}");
         }
         // Nobody got so far: no end is in sight.
