@@ -80,7 +80,8 @@ def test_goals_on_ten_seeds() -> None:
 def test_a_risk_of_one_is_first_come_with_its_watermark(scenario: str) -> None:
     load = SCENARIOS[scenario](1, 150)
     for share in (0.0, 0.05):
-        ours = run(load, Adaptive(1.0, watermark=share, scan=0, longest_first=False), Newest())
+        patient = {"scan": 0, "longest_first": False, "patience": 2**32 - 1}
+        ours = run(load, Adaptive(1.0, watermark=share, **patient), Newest())
         assert counts(ours) == counts(run(load, Watermark(share)))
 
 

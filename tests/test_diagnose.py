@@ -285,7 +285,7 @@ class TestThrashing:
         answer = found(thrashing.look(one, None))
         setting = answer.also["Admission"]
         assert (setting.risk, setting.watermark, setting.max_running) == (0.28, 0.0, max(limit, 256))
-        ran = Engine(load_from_trace(self.trace), EngineConfig(num_blocks=250), SPEED, Adaptive(0.05)).run()
+        ran = Engine(load_from_trace(self.trace), EngineConfig(num_blocks=250), SPEED, Adaptive()).run()
         assert one.run(setting).preemptions == ran.preemptions < answer.numbers["preemptions"]
         assert f"no number to find: {ran.preemptions} preemptions, {ran.tax:.1%} recomputed." in answer.change
         (row,) = [row for row in diagnose(one).rows if row.name == "Admission"]

@@ -381,7 +381,7 @@ def test_without_a_gpu_the_reason_is_told():
     try:
         import cupy
     except ImportError:
-        expected = "cupy cannot be imported .*pip install 'kvpager\\[cupy\\]'"
+        expected = "cupy cannot be imported .*pip install '.\\[cupy\\]' in a clone"
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
