@@ -292,7 +292,7 @@ def simulate(
         if max_tokens is not None:
             load = replace(load, max_tokens=max_tokens)
         factors: list[float | None] = list(loads) if loads else [LOADS.get(load.name)]
-        if loads and load.arrivals_s[0] == load.arrivals_s[-1]:
+        if loads and load.is_batch:
             raise click.UsageError(f"--load means nothing to {printable(load.name)}, where all requests arrive at once")
         ways = [None] if hows is None else [Newest(how) for how in hows]
         runs = [

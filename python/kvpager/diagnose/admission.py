@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..simulate import Adaptive
 from .case import Case, Setting
 
-RISK = 0.28
+RISK = Adaptive().risk
 """What `kvpager.Admission` takes unless told otherwise."""
 MAX_RUNNING = 256
 """A limit that is none, unless there was a higher one."""

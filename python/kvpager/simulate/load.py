@@ -85,7 +85,7 @@ class Load:
     def at_rate(self, requests_per_s: float) -> Load:
         """The same requests in the same rhythm, at another mean rate."""
         first, last = float(self.arrivals_s[0]), float(self.arrivals_s[-1])
-        if last == first:
+        if self.is_batch:
             raise ConfigError(f"{self.name}: all requests arrive at once, so there is no rate to change")
         factor = (self.num_requests - 1) / (last - first) / requests_per_s
         return replace(self, arrivals_s=(self.arrivals_s - first) * factor)

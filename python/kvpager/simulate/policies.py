@@ -164,7 +164,7 @@ class Adaptive:
     """`kvpager.Admission`: whoever fits without those who run being expected to run out of blocks.
 
     It is told the longest answer of a request where the load has a limit that is not the true length; with `known` it
-    is told the true one. A watermark beside it keeps room for the next steps, the risk for those far away.
+    is told the true one. `watermark` is that of the pager beside it.
 
     Who gives way is whoever loses least (`Pager.choose_victims`).
 

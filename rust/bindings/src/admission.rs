@@ -28,8 +28,9 @@ const KIND_CHARS_MAX: usize = 200;
 /// Decides who comes in, so that those who run do not run out of blocks later.
 ///
 /// It projects what the pool will hold while those who run get longer and end, and admits a request if the
-/// probability that they run out stays below a bound that `risk` sets. How long answers get it learns from the sequences of the pager,
-/// by kind: from those that were released as "finished", and from those that still run. There is nothing to report.
+/// probability that they run out stays below a bound that `risk` sets. How long answers get it learns from the
+/// sequences of the pager, by kind: from those that were released as "finished", and from those that still run. There
+/// is nothing to report.
 ///
 /// Parameters
 /// ----------
@@ -295,7 +296,7 @@ impl PyAdmission {
     /// How many tokens an answer of a kind that has so many, and no end, still gets on average, as far as is known now: float64
     /// [n] for n `answered`, a list or an integer array. ValueError for a kind that nobody has named.
     ///
-    /// A batch job ends sooner if its last requests come in longest first: see `docs/load-control.md`, "A batch".
+    /// A batch job ends sooner if its last requests come in longest first: see `docs/load-control.md`.
     #[pyo3(signature = (answered, kind=Given::NOTHING), text_signature = "($self, answered, kind='')")]
     fn mean_left<'py>(
         &self,
@@ -308,6 +309,7 @@ impl PyAdmission {
 }
 
 impl PyAdmission {
+    /// What is known of answers of a kind, for each of some lengths.
     fn estimate<'py>(
         &self,
         py: Python<'py>,
@@ -324,9 +326,7 @@ impl PyAdmission {
         let estimates = self.shared.change(py, |pager| of(pager, self.generation, name, &tokens))?;
         Ok(PyArray1::from_vec(py, estimates))
     }
-}
 
-impl PyAdmission {
     /// The ticket of an answer that this one gave.
     fn own_ticket(&self, py: Python<'_>, waited: &Bound<'_, PyAny>) -> PyResult<u64> {
         if !waited.is_instance(wait_class(py)?)? {

@@ -46,20 +46,9 @@ fn step(damages: bool) -> impl Strategy<Value = Step> {
 type Map = BTreeMap<usize, (usize, u8)>;
 
 fn delete(map: &mut Map, ids: &[usize]) -> usize {
-    let doomed: Vec<usize> = ids.iter().map(|id| id % 20).collect();
-    let mut kept = Map::new();
-    loop {
-        let hangs = |id: usize| id == 0 || kept.contains_key(&((id - 1) / 2 % 20));
-        let stays = |(half, record): &(&usize, &(usize, u8))| !doomed.contains(*half) && hangs(record.0);
-        let more: Map = map.iter().filter(stays).map(|(half, record)| (*half, *record)).collect();
-        if more.len() == kept.len() {
-            break;
-        }
-        kept = more;
-    }
-    let count = map.len() - kept.len();
-    *map = kept;
-    count
+    let (before, left) = (map.len(), left_of(&map.values().copied().collect(), ids));
+    map.retain(|_, record| left.contains(record));
+    before - map.len()
 }
 
 /// Those of some records that are left when keys and all that hangs from them are deleted, whichever record a key has.

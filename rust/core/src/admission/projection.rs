@@ -62,9 +62,14 @@ pub struct Member {
 }
 
 impl Member {
+    /// Tokens in the blocks that its end gives back.
+    fn own_tokens(&self, block_size: u32) -> f64 {
+        f64::from(self.blocks) * f64::from(block_size) - f64::from(self.room)
+    }
+
     /// What it holds, in tokens. The last block of each is half empty on average, in the steps to come.
     fn tokens(&self, block_size: u32) -> f64 {
-        f64::from(self.blocks) * f64::from(block_size) - f64::from(self.room) + 0.5 * f64::from(block_size - 1)
+        self.own_tokens(block_size) + 0.5 * f64::from(block_size - 1)
     }
 }
 
@@ -109,10 +114,9 @@ impl Projection {
         let mut groups: Vec<Group> = Vec::new();
         let mut group_of = vec![u32::MAX; survivals.len() * ages];
         let mut ends: Vec<(u32, f64)> = Vec::new();
-        let mut prompts = 0;
+        let mut prompts = 0.0;
         for member in members {
-            let held = u64::from(member.blocks) * u64::from(block_size);
-            prompts += held.saturating_sub(u64::from(member.room) + u64::from(member.answered));
+            prompts += f64::max(0.0, member.own_tokens(block_size) - f64::from(member.answered));
             let tokens = member.tokens(block_size);
             if let (true, Some(left)) = (member.is_certain, member.left) {
                 ends.push((left, tokens));
@@ -134,8 +138,9 @@ impl Projection {
             }
         }
         ends.sort_unstable_by_key(|end| end.0);
-        let prompt = prompts / (members.len() as u64).max(1);
-        Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size, prompt: prompt as u32 }
+        #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "sequences, below 2^31, and tokens")]
+        let prompt = (prompts / members.len().max(1) as f64) as u32;
+        Self { points: join(&spread(&groups, survivals), &ends, block_size, fixed), block_size, prompt }
     }
 
     /// The steps that were looked at, and what all hold then.
